@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import UnitInterval, check_arguments
-from fedbc_lightning.local import Mixture
+from fedbc_lightning.local import Engine, Mixture
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
 
 
 class APFL(FedAvg):

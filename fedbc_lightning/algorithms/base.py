@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from fedbc_lightning.local import FineTuning
+from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.server import ServerCallback
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
 
 PartialWork = Literal["used", "dropped", "refused"]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, usual_name
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.local import Solver, TermFactory
+from fedbc_lightning.local import Engine, Solver, TermFactory
 from fedbc_lightning.server import DualAscent, ServerCallback
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
 class ComposedAlgorithm(FederatedAlgorithm):

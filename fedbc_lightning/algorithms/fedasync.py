@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import NotNegative, above, check_arguments, within
-from fedbc_lightning.local import Proximal
+from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
 from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedAsync(FederatedAlgorithm):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import check_arguments
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedAvg(FederatedAlgorithm):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import check_arguments
-from fedbc_lightning.local import Proximal
+from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import DualAscent, RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
 class FedBC(FederatedAlgorithm):

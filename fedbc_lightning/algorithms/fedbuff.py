@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import Count, Positive, check_arguments
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
 from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedBuff(FederatedAlgorithm):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import Positive, check_arguments
-from fedbc_lightning.local import Linear, Proximal, Term
+from fedbc_lightning.local import Engine, Linear, Proximal, Term
 from fedbc_lightning.server import DynamicRegularization, RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
 class FedDyn(FederatedAlgorithm):

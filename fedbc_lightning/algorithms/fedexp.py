@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,12 +10,9 @@ from torch import Tensor
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server import Extrapolation, RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedExP(FederatedAlgorithm):

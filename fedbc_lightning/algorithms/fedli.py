@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import SHARE, Positive, above, at_least, check_arguments
-from fedbc_lightning.local import Armijo
+from fedbc_lightning.local import Armijo, Engine
 from fedbc_lightning.server import FrankWolfe, LargestClientStep, RobustRule, ServerCallback
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
 class FedLiLS(FedAvg):

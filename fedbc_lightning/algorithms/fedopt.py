@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server import RobustRule, ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
 
 
 class _FedOpt(FedAvg):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import NotNegative, UnitInterval, check_arguments
-from fedbc_lightning.local import AbsoluteNorm, MixWith, Norm, Penalty, SquaredNorm
+from fedbc_lightning.local import AbsoluteNorm, Engine, MixWith, Norm, Penalty, SquaredNorm
 from fedbc_lightning.server import ServerCallback, SmoothedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
 class FedPlus(FederatedAlgorithm):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.local import FineTuning
+from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedRep(FedAvg):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -11,13 +11,9 @@ from torch import Tensor
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import SHARE, Count, NotNegative, Positive, above, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.local import LooplessSteps
+from fedbc_lightning.local import Engine, LooplessSteps
 from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class Coin(ServerCallback):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.local import FineTuning, ModelAgnostic
+from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StagedClient
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState, StagedClient
 
 
 class PerFedAvg(FedAvg):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedbc import FedBC
 from fedbc_lightning.core.checks import Count, NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.local import FineTuning, ModelAgnostic, Proximal
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic, Proximal
+from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
 
 
 class PerFedBC(FedBC):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import Cohort, ServerState
 
 
 class QFedAvg(FederatedAlgorithm):

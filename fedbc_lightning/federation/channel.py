@@ -21,9 +21,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.server import ServerCallback, Sums
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import BufferPolicy, ServerState, StateDeclaration
-from fedbc_lightning.state.layout import ParameterLayout
+from fedbc_lightning.state import BufferPolicy, Cohort, ParameterLayout, ServerState, StateDeclaration
 
 
 class Exchange(NamedTuple):

@@ -14,8 +14,7 @@ from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.user_methods import checked_count, returned
 from fedbc_lightning.server import NormalizedAverage
 from fedbc_lightning.server.codecs import Codec, check_codec
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 # Name of the client vector e_i, which holds what the messages of a client have lost so far
 ERROR = "coding_error"

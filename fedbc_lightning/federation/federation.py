@@ -50,9 +50,7 @@ from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
-from fedbc_lightning.state.layout import WrittenParametersError
+from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, WrittenParametersError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

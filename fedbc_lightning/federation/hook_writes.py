@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects
-from fedbc_lightning.state.layout import WrittenParametersError
+from fedbc_lightning.state import WrittenParametersError
 
 if TYPE_CHECKING:
     from fedbc_lightning.evaluation.evaluator import Evaluator

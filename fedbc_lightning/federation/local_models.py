@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.user_methods import checked_model
-from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state import Cohort, ParameterLayout
 from fedbc_lightning.state.declaration import (
     KEPT,
     BufferPolicy,
@@ -19,7 +19,6 @@ from fedbc_lightning.state.declaration import (
     StagedClient,
     StateDeclaration,
 )
-from fedbc_lightning.state.layout import ParameterLayout
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"

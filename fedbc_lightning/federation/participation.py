@@ -15,7 +15,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
 from fedbc_lightning.federation.system import Stragglers
-from fedbc_lightning.state.declaration import Arrival
+from fedbc_lightning.state import Arrival
 
 
 class Participants(NamedTuple):

@@ -20,8 +20,7 @@ from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.server.arrived_updates import ArrivedUpdates
-from fedbc_lightning.state.declaration import StateDeclaration
-from fedbc_lightning.state.layout import ParameterLayout
+from fedbc_lightning.state import ParameterLayout, StateDeclaration
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -21,8 +21,7 @@ from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler
 from fedbc_lightning.server import ServerCallback, Sums, WeightedAverage
 from fedbc_lightning.server.optimizers import ServerAdaptive, ServerMomentum, ServerSGD
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 # Width of the bins of the privacy loss, in which losses are rounded up, so that ε is an upper bound. A tenth of it
 # changed ε by less than 2 % where that was tried, and takes ten times as long in every round (0.2 s).

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.server import Sums
-from fedbc_lightning.state.declaration import ClientStore
-from fedbc_lightning.state.layout import WrittenParametersError
+from fedbc_lightning.state import ClientStore, WrittenParametersError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -17,8 +17,7 @@ from fedbc_lightning.federation.channel import Channel
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.user_methods import checked_count
 from fedbc_lightning.server import ServerCallback
-from fedbc_lightning.state.declaration import ServerState
-from fedbc_lightning.state.layout import ParameterLayout
+from fedbc_lightning.state import ParameterLayout, ServerState
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from fedbc_lightning.federation.clock import Clock
 from fedbc_lightning.federation.participation import Participants, Participation
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.system import System
-from fedbc_lightning.state.declaration import Arrival, ServerState, StateDeclaration
+from fedbc_lightning.state import Arrival, ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 

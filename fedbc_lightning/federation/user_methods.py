@@ -13,8 +13,8 @@ from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.module.mistakes import place_of
 from fedbc_lightning.module.shared_state import Budget
 from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.state import ServerState
 from fedbc_lightning.state.cohort import EMPTY, Cohort
-from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.base import BaseEngine

@@ -2,6 +2,7 @@
 
 from fedbc_lightning.local.after_step import AfterStep, MixWith
 from fedbc_lightning.local.contrast import ModelContrast
+from fedbc_lightning.local.engine import Engine
 from fedbc_lightning.local.fine_tuning import FineTuning
 from fedbc_lightning.local.loopless import LooplessSteps
 from fedbc_lightning.local.penalties import AbsoluteNorm, Layerwise, Norm, Penalty, SquaredNorm
@@ -10,7 +11,7 @@ from fedbc_lightning.local.term_factories import LinearTerm, ProximalTerm, TermF
 from fedbc_lightning.local.terms import Linear, Proximal, Term
 
 __all__ = [
-    "AbsoluteNorm", "AfterStep", "Armijo", "FineTuning", "Layerwise", "Linear", "LinearTerm", "LooplessSteps",
+    "AbsoluteNorm", "AfterStep", "Armijo", "Engine", "FineTuning", "Layerwise", "Linear", "LinearTerm", "LooplessSteps",
     "MixWith", "Mixture", "ModelAgnostic", "ModelContrast", "MoreauEnvelope", "Norm", "Penalty", "Proximal",
     "ProximalTerm", "Solver", "SquaredNorm", "Term", "TermFactory",
 ]  # fmt: skip

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.robust import RobustRule
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class WeightedAverage(ServerCallback):

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.staleness import Staleness
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class ArrivedUpdates(ServerCallback):

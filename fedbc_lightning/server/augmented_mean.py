@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class AugmentedMean(ServerCallback):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
-
+from fedbc_lightning.local import Engine
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 # Largest number of bytes of rows that are converted to float64 together for a sum
 WIDE_BYTES = 2**20

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 

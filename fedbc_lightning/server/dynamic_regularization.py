@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class DynamicRegularization(ServerCallback):

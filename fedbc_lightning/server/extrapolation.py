@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class Extrapolation(ServerOptimizer):

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState
+from fedbc_lightning.state import ClientStore, Cohort, ServerState
 
 
 class FairStep(ServerCallback):

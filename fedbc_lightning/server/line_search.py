@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
+from fedbc_lightning.local import Engine
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
 class LargestClientStep(ServerOptimizer):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.checks import Fraction, Positive, check_arguments
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class ServerOptimizer(ServerCallback):

@@ -26,7 +26,7 @@ from fedbc_lightning.core.checks import (
 )
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.state.declaration import ServerState, StateDeclaration
+from fedbc_lightning.state import ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
+from fedbc_lightning.local import Engine
 from fedbc_lightning.local.penalties import Penalty
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.smoothed_center import smoothed_center
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, ServerState
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Engine
+from fedbc_lightning.state import ClientStore, Cohort, ServerState
 
 
 class SmoothedAverage(ServerCallback):
