@@ -23,7 +23,7 @@ import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.run.run_record import read_table
-from fedbc_lightning.studies.run_states import has_ended
+from fedbc_lightning.studies.study_run import has_ended
 
 IMAGES = Path(__file__).parent / "images"
 LINES = {

@@ -17,8 +17,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
-from fedbc_lightning.studies.reported_round import ROUNDS
 from fedbc_lightning.studies.result_tables import cut_short, markdown
+from fedbc_lightning.studies.statistics import ROUNDS
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_record import RECORD, read_record
 

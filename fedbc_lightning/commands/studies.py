@@ -32,9 +32,9 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.methods import SECTIONS
 from fedbc_lightning.studies.origins import check_precedence, mark_changes
+from fedbc_lightning.studies.parsed_runs import check_data_files
 from fedbc_lightning.studies.result_tables import show
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study

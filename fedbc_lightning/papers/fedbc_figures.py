@@ -18,9 +18,8 @@ from matplotlib.axes import Axes
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
 from fedbc_lightning.studies.drawing import colors_of, finish, legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, rows_of_run
-from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, State
 
 ACCURACY = Measured("accuracy").name
 

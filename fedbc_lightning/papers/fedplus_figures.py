@@ -26,9 +26,8 @@ from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.drawing import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, State
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer

@@ -15,13 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fedbc_lightning.cli.command_arguments import PROG
-from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.studies.drawing import finish, panels_of, save
+from fedbc_lightning.studies.parsed_runs import Built
 from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, State
 
 # Relative error at which Figure 2 of the paper counts communications.
 GOAL = 1e-5
@@ -157,18 +156,11 @@ def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 # what a run gave
 
 
-class _Data(FederatedCLI):
-    """Builds the data of a command line of ``partition`` without showing them."""
-
-    def run_command(self, command: str) -> None:
-        """Do nothing; see the base class."""
-
-
 def read_problem(run: Run) -> MixtureProblem:
     """Return the problem that a run of a study has minimised, from its ``config.yaml``."""
     words = ["partition", "--config", str(run.record.folder / "config.yaml")]
     with contextlib.redirect_stdout(io.StringIO()):
-        data = _Data(args=words, parser_kwargs={"prog": PROG}).datamodule
+        data = Built(args=words, parser_kwargs={"prog": PROG}).datamodule
     data.prepare_data()
     data.setup("fit")
     return MixtureProblem.of_clients(data, run.settings["model.weight_decay"], run.settings["algorithm.penalty"])

@@ -16,8 +16,8 @@ from fedbc_lightning.report.page import Block, Code, Gallery, Page, Picture, Tab
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.run.run_warnings import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number
-from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose, evaluated, reported_rows
 from fedbc_lightning.studies.results import totals
+from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, can_choose, evaluated, reported_rows
 from fedbc_lightning.studies.study_run import flat
 
 OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}

@@ -16,14 +16,13 @@ from fedbc_lightning.report.page import Block, Code, Gallery, Page, Table
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences
 from fedbc_lightning.studies.drawing import colors_of
-from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import judge
-from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.result_tables import REPORTED, tables
+from fedbc_lightning.studies.statistics import criterion
 from fedbc_lightning.studies.study_record import StudyRecord, read_record
-from fedbc_lightning.studies.study_run import as_word, flat
+from fedbc_lightning.studies.study_run import as_word
 
 BAND = ", and the band is one standard deviation."
 # What the curves are drawn against.
@@ -169,14 +168,9 @@ def _clients(record: StudyRecord) -> Iterator[Block]:
 def _settings(record: StudyRecord) -> Iterator[Block]:
     """Yield the settings with their origin, and the settings as the study gives them."""
     study = record.study
-
-    def settings_of(method: Method) -> dict[str, dict[str, str]]:
-        runs = {variant: run for (variant, name, _), run in record.runs.items() if name == method.name}
-        return {variant: dict(flat(run.config)) for variant, run in runs.items()}
-
     if study.origins:
         text = "The table lists the settings of this experiment, and says who chose each of them."
-        yield Table(text, origin_rows(study, settings_of), is_text=True)
+        yield Table(text, origin_rows(study, record.runs), is_text=True)
     text = (
         "The table lists what the study sets. All other settings are those of the base config or defaults; the "
         "complete configs stand under “Repeat it”."

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
-from jsonargparse import Namespace
 from rich.console import Console
 
-from fedbc_lightning.cli.command_arguments import PROG
-from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import show_markdown
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import draw_curves
-from fedbc_lightning.studies.jobs import Jobs
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.numbers import Rows
-from fedbc_lightning.studies.origins import origin_rows, parsed_settings
-from fedbc_lightning.studies.reported_round import can_choose
+from fedbc_lightning.studies.origins import check_origins, origin_rows
+from fedbc_lightning.studies.parsed_runs import parse
 from fedbc_lightning.studies.result_tables import latex, markdown, show, tables
 from fedbc_lightning.studies.results import check_metrics, finished
-from fedbc_lightning.studies.run_states import State
-from fedbc_lightning.studies.runs import StudyRuns
+from fedbc_lightning.studies.statistics import can_choose
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import refuse
 from fedbc_lightning.studies.study_record import StudyRecord, write_record
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import State, flat
 from fedbc_lightning.studies.tensorboard import FOLDER, write_means
 from fedbc_lightning.studies.tuning import validation_metric
-from fedbc_lightning.studies.workers import Workers
+from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers
 
 
 class Comparison:
@@ -55,7 +47,6 @@ class Comparison:
         self.study, self.console, self._command = study, console or Console(), command
         self.states: list[State] = []
         self.results = self.differences = pd.DataFrame()
-        self._origins: Rows = []
 
     def run(self) -> bool:
         """Check, tune, run, write tables and figures; return whether every run finished and can be compared.
@@ -75,7 +66,7 @@ class Comparison:
         runs = StudyRuns(study, self.console, since)
         is_here = study.backend == "here"
         with Workers(study, study.num_workers, since) if is_here else Jobs(study, self.console, since) as pool:
-            runs.do(pool)
+            runs.do(pool.advance)
         self.states = runs.states
         if finished(self.states):
             check_metrics(study, finished(self.states))
@@ -105,24 +96,24 @@ class Comparison:
             "one first that is, e.g. accuracy/global.":
                 study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]),
         })  # fmt: skip
-        if study.origins:
-            self._origins = origin_rows(study, parsed_settings(study, run_config))
-        first = next(iter(study.variants))
+        first, *others = study.variants
+        keys = set[str]()
         for method in study.methods:
             for tried in method.each_value():
-                self._check_run(first, method, tried)
+                keys |= self._check_run(first, method, tried)
             if method.tuned:
                 parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
-        for variant, overrides in list(study.variants.items())[1:]:
-            is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in overrides or {})
+        for variant in others:
+            is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
             for method in study.methods if is_of_algorithm else study.methods[:1]:
-                self._check_run(variant, method, method.first())
+                keys |= self._check_run(variant, method, method.first())
+        check_origins(study, keys)
 
-    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> None:
-        """Parse the command line of one run whose tuned settings have the values ``tried``, and check its settings."""
+    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> set[str]:
+        """Check the settings of one run whose tuned settings have the values ``tried``, and return their full keys."""
         study = self.study
         run = study.run(variant, method, study.seed_list[0], tried)
-        parsed = parse(run)["fit"]
+        parsed = parse(run)
         trainer, data = parsed["trainer"], parsed["data"] or {}
         no_validation = not (data.get("init_args") or {}).get("val_fraction", 1)
         asked = {
@@ -139,6 +130,7 @@ class Comparison:
                 trainer["eval_every_n_rounds"] == 0,
         }  # fmt: skip
         refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
+        return {key for key, _ in flat(parsed)}
 
     # afterwards
 
@@ -150,7 +142,7 @@ class Comparison:
         outcome.differences.to_csv(folder / "differences.csv", index=False)
         parts = list(tables(study, outcome, record.curves))
         if study.origins:
-            parts.append(("Settings, and where they come from", self._origins))
+            parts.append(("Settings, and where they come from", origin_rows(study, record.runs)))
         findings = finding_sentences(study, outcome.differences)
         text = markdown(str(study.name), parts, notes, findings)
         write_text(folder / "table.md", text)
@@ -180,52 +172,3 @@ def failure_notes(states: Iterable[State]) -> list[str]:
         f"failed: {titles[0]}{f' and {len(titles) - 1} more' if titles[1:] else ''}: {error}"
         for error, titles in failures.items()
     ]
-
-
-class _Parsed(FederatedCLI):
-    """Parses a command line of ``fit`` without building or running anything."""
-
-    def set_seed(self) -> None:
-        """Do nothing; see the base class."""
-
-    def before_instantiate_classes(self) -> None: ...
-
-    def instantiate_classes(self) -> None: ...
-
-    def run_command(self, command: str) -> None:
-        """Do nothing; see the base class."""
-
-
-def parse(run: Run) -> Namespace:
-    """Parse the command line of a run and return its complete config.
-
-    Raises:
-        ConfigurationError: The command line is wrong; the message is the parser's.
-    """
-    with parser_errors(run):
-        return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
-
-
-def run_config(run: Run) -> dict[str, Any]:
-    """Return the complete config of a run as plain values, without the paths that it was read from.
-
-    Raises:
-        ConfigurationError: The command line is wrong; the message is the parser's.
-    """
-    return {key: value for key, value in parse(run)["fit"].as_dict().items() if key != "config"}
-
-
-@contextlib.contextmanager
-def parser_errors(run: Run) -> Iterator[None]:
-    """Turn the parser's exit into an error that names the run; other output to stderr is dropped.
-
-    Raises:
-        ConfigurationError: The parser has refused the command line and asked to end the process.
-    """
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            yield
-    except SystemExit:
-        message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
-        raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedbc_lightning.studies.numbers import is_share, signed
 from fedbc_lightning.studies.paper_rows import Judgement, verdict
-from fedbc_lightning.studies.reported_round import ROUNDS
+from fedbc_lightning.studies.statistics import ROUNDS
 from fedbc_lightning.studies.study import Study
 
 # What is said of an algorithm and the reference for each verdict on the claim that the algorithm is better.

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.methods import SECTIONS, Method, full_key, plain_key
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, as_word, flat
+from fedbc_lightning.studies.study_run import as_word, flat
 
-# Map from the full keys of all settings of a run to their values, as text.
-Settings = Mapping[str, str]
-# Function from an algorithm to the settings of its runs in each variant; in no variant if they are not known.
-SettingsOf = Callable[[Method], Mapping[str, Settings]]
 # Origin of a setting that was given anew, so that the published study's origin does not hold for it.
 CHANGED = "changed here"
 # What is added to all origins of a study whose algorithms, variants or base were given anew.
@@ -25,19 +20,20 @@ UNCHECKED = " (not checked)"
 SEEDS = "seeds"
 
 
-def origin_rows(study: Study, settings_of: SettingsOf) -> Rows:
+def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord]) -> Rows:
     """Return a header, then a row per setting: name, value, and where the value comes from.
 
-    A setting that all algorithms share is shown without those that have a row of their own.
+    A setting that all algorithms share is shown without those that have a row of their own, and a tuned one as its
+    range.
 
     Args:
         study: Study, whose ``origins`` name the settings.
-        settings_of: Function from an algorithm to the settings of its runs, such as that of :func:`parsed_settings`.
-
-    Raises:
-        ConfigurationError: The study and its runs have no such setting.
+        records: Finished runs by variant, algorithm and seed, whose configs have the values.
     """
-    runs = {method.name: _with_ranges(method, settings_of(method)) for method in study.methods}
+    runs = {(name, variant): dict(flat(run.config)) for (variant, name, _), run in records.items()}
+    for method in study.methods:
+        tuned = {plain_key(key): range_.text for key, range_ in method.tuned.items()}
+        runs |= {place: {**run, **tuned} for place, run in runs.items() if place[0] == method.name}
     places = {name: place_of(study, name) for name in study.origins if name != SEEDS}
     rows = [["setting", "value", "origin"]]
     for name, origin in study.origins.items():
@@ -46,14 +42,28 @@ def origin_rows(study: Study, settings_of: SettingsOf) -> Rows:
             continue
         owner, key = places[name]
         own = {other for other, full in places.values() if full == key and other is not None}
-        shown = [other for other in runs if other == owner or (owner is None and other not in own)]
-        known = {(other, variant): run for other in shown for variant, run in runs[other].items()}
-        found = {place: value for place, run in known.items() if (value := _value(run, key)) is not None}
-        if known and not found:
-            raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
+        shown = [m.name for m in study.methods if m.name == owner or (owner is None and m.name not in own)]
+        values = {place: value for place, run in runs.items() if place[0] in shown and (value := _value(run, key))}
         if shown:  # else the algorithm is left out of this part of the study
-            rows.append([name, _one_text(found) if found else "-", origin])
+            rows.append([name, _one_text(values) if values else "-", origin])
     return rows
+
+
+def check_origins(study: Study, keys: Iterable[str]) -> None:
+    """Check, before any run begins, that the origins name settings that runs have.
+
+    Args:
+        study: The study.
+        keys: Full keys of all settings of runs of the study.
+
+    Raises:
+        ConfigurationError: The runs have no such setting.
+    """
+    known, present = dict.fromkeys(keys, ""), {None, *(method.name for method in study.methods)}
+    for name in study.origins:
+        owner, key = place_of(study, name)
+        if name != SEEDS and owner in present and _value(known, key) is None:
+            raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
 
 
 def mark_changes(study: Study, keys: Iterable[str], *, has_other_seeds: bool, has_other_runs: bool) -> dict[str, str]:
@@ -74,43 +84,11 @@ def mark_changes(study: Study, keys: Iterable[str], *, has_other_seeds: bool, ha
     for key in keys:
         owner, full = place_of(study, key)
         # An override for all does not reach an algorithm whose own settings have the key.
-        keeping = {
-            method.name for method in study.methods if full in map(plain_key, {**method.settings, **method.tuned})
-        }
+        keeping = {method.name for method in study.methods if full in _own(method)}
         same = [name for name, (other, place) in places.items() if place == full
                 and (other == owner or (owner is None and other not in keeping))]  # fmt: skip
         origins |= dict.fromkeys(same or [key], CHANGED)
     return origins
-
-
-def parsed_settings(study: Study, parse: Callable[[Run], Mapping[str, Any]]) -> SettingsOf:
-    """Return the function from an algorithm to the settings of its runs, for runs that need not exist yet.
-
-    Args:
-        study: Study of the runs.
-        parse: Function that returns the complete config of a run.
-    """
-    varied = {plain_key(key) for own in study.variants.values() for key in own or {}}
-
-    def settings_of(method: Method) -> dict[str, Settings]:
-        runs = {name: study.run(name, method, study.seed_list[0], method.first()) for name in study.variants}
-        plain = {name: {plain_key(key): value for key, value in run.settings.items()} for name, run in runs.items()}
-        first = next(iter(runs.values()))
-        try:  # A config takes a tenth of a second to parse, and a study may have 30 variants of 5 algorithms.
-            shared = dict(flat(parse(replace(first, settings=_without(first.settings, varied)))))
-        except ConfigurationError:  # the variants give what the config lacks
-            return {name: dict(flat(parse(run))) for name, run in runs.items()}
-        return {name: shared | dict(flat(_only(given, varied))) for name, given in plain.items()}
-
-    return settings_of
-
-
-def _without(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if plain_key(key) not in keys}
-
-
-def _only(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key in keys}
 
 
 def place_of(study: Study, name: str) -> tuple[str | None, str]:
@@ -122,13 +100,7 @@ def place_of(study: Study, name: str) -> tuple[str | None, str]:
     return owner, key if key in SECTIONS else full_key(key)
 
 
-def _with_ranges(method: Method, runs: Mapping[str, Settings]) -> dict[str, Settings]:
-    """Return the settings of runs, of which a tuned one is shown as its range."""
-    tuned = {plain_key(key): range_.text for key, range_ in method.tuned.items()}
-    return {variant: {**run, **tuned} for variant, run in runs.items()}
-
-
-def _value(run: Settings, key: str) -> str | None:
+def _value(run: Mapping[str, str], key: str) -> str | None:
     """Return the value of a setting of a run, which may be a mapping; None if there is no such setting."""
     if key in run:
         return run[key]
@@ -156,7 +128,7 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
     Raises:
         ConfigurationError: No run takes the value of an override.
     """
-    given = _own(study)
+    given = {method.name: _own(method) for method in study.methods}
     for key in keys:
         owner, plain = study.algorithm_of(key), plain_key(key)
         if owner is not None:
@@ -175,6 +147,6 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
             warnings.warn(f"overrides: {key}: {', '.join([*algorithms, *variants])}: own value kept", stacklevel=2)
 
 
-def _own(study: Study) -> dict[str, set[str]]:
-    """Return the full keys of the settings that each algorithm has of its own, given or tuned."""
-    return {method.name: {plain_key(key) for key in (*method.settings, *method.tuned)} for method in study.methods}
+def _own(method: Method) -> set[str]:
+    """Return the full keys of the settings that an algorithm has of its own, given or tuned."""
+    return {plain_key(key) for key in (*method.settings, *method.tuned)}

@@ -17,8 +17,7 @@ from fedbc_lightning.studies.numbers import (
     signed,
 )
 from fedbc_lightning.studies.paper import Claim, Paper
-from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, Report, can_choose
-from fedbc_lightning.studies.statistics import paired_differences, summarise
+from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 
 # Tidy tables of the same runs, one row per run, read at different rounds.

@@ -19,8 +19,8 @@ from fedbc_lightning.studies.numbers import (
 )
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows, unlike
-from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.results import Outcome
+from fedbc_lightning.studies.statistics import criterion
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.targets import target_tables
 

@@ -12,12 +12,10 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.paper_rows import Readings, reports
-from fedbc_lightning.studies.reported_round import Report, criterion, reported_rows
-from fedbc_lightning.studies.run_states import State
-from fedbc_lightning.studies.statistics import paired_differences, summarise
+from fedbc_lightning.studies.statistics import Report, criterion, paired_differences, reported_rows, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, State
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import is_lower_better, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.reported_round import Report
+from fedbc_lightning.studies.statistics import Report
 from fedbc_lightning.studies.study_checks import (
     check_folder_names,
     check_known,

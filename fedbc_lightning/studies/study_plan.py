@@ -11,30 +11,18 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from fedbc_lightning.cli.command_arguments import PROG
-from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.printed_tables import ROUGH
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import each_line_once
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
-from fedbc_lightning.studies.compare import Comparison, parser_errors
+from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.parsed_runs import build
 from fedbc_lightning.studies.result_tables import show
-from fedbc_lightning.studies.run_states import NOTE, has_ended, is_finished
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, slug
+from fedbc_lightning.studies.study_run import NOTE, Run, has_ended, is_finished, slug
 from fedbc_lightning.studies.tuning import read_tuned, rungs
-
-
-class _Planned(FederatedCLI):
-    """Runs a command line of ``plan`` and keeps its numbers instead of printing them."""
-
-    def run_command(self, command: str) -> None:
-        """Estimate the run, and keep when the objects were built."""
-        built = time.perf_counter()
-        plan = self.trainer.plan(**self.method_arguments(command))
-        self.result = plan, built
 
 
 def plan_study(study: Study) -> pd.DataFrame:
@@ -114,10 +102,12 @@ def plan_run(run: Run) -> Plan:
     """
     started = time.perf_counter()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), parser_errors(run):
-            plan, built = _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
-            plan.start_seconds += built - started
-            return plan
+        built = build(run, "plan")
+        seconds = time.perf_counter() - started
+        with contextlib.redirect_stdout(io.StringIO()):
+            plan = built.trainer.plan(**built.method_arguments("plan"))
+        plan.start_seconds += seconds
+        return plan
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from fedbc_lightning.core.printing import NotebookOutput
 from fedbc_lightning.core.units import duration
-from fedbc_lightning.studies.run_states import State
+from fedbc_lightning.studies.study_run import State
 
 SECONDS_BETWEEN_LINES = 15.0
 

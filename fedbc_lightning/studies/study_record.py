@@ -18,8 +18,8 @@ from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.paper import Claim, Paper
 from fedbc_lightning.studies.results import Outcome, finished, read_curves, read_outcome
-from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import State
 
 # File beside a study's tables that holds its settings.
 RECORD = "study.json"

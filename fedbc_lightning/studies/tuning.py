@@ -15,10 +15,9 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import is_of_validation, on_split
 from fedbc_lightning.studies.methods import Method, Range
-from fedbc_lightning.studies.reported_round import evaluated
-from fedbc_lightning.studies.run_states import State
+from fedbc_lightning.studies.statistics import evaluated
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, State
 
 # Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it.
 AT_ONCE = 4

@@ -1,13 +1,15 @@
-"""Does the runs of a study in processes of this machine.
+"""Does all runs of a study, in processes of this machine or in jobs of a cluster: those that tune, then the reported.
 
 A worker takes the next run that nobody has locked until none is left, so that the lock of a run ends with the process
 that does it, however that ends. ``concurrent.futures`` breaks a whole pool when one process dies, and submitit's local
-executor starts all jobs at once; both would lose runs that other workers can still do.
+executor starts all jobs at once; both would lose runs that other workers can still do. A job of a cluster, submitted
+through submitit (https://github.com/facebookincubator/submitit), is a command that starts such workers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,30 +17,138 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line, notes_of, one_line, report
+from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.studies.run_states import MAX_LOSSES, State, note_beginning, note_end, note_stop
-from fedbc_lightning.studies.runs import StudyRuns
+from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_progress import StudyProgress
+from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, note_stop
+from fedbc_lightning.studies.tuning import check_tried, tune
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
+if TYPE_CHECKING:  # an extra
+    import submitit
+    from submitit.helpers import DelayedSubmission
 
+# Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
+SECONDS_BETWEEN_LOOKS = 0.5
 # Error of a run that was stopped from outside, which is no failure of the run.
 STOPPED = "stopped"
 # Seconds that busy workers have to write their checkpoint before they are killed.
 SECONDS_TO_STOP = 20.0
+# Folder in the study's folder for what submitit writes: scripts, outputs and results of the jobs.
+FOLDER = "jobs"
+# File in that folder with the numbers of the jobs submitted last.
+RECORD = "jobs.json"
+# Minutes that a job may take where ``resources`` gives no ``timeout_min``; it is requeued then.
+TIMEOUT_MIN = 240
+# Number of times that a job is requeued because its time was up.
+MAX_TIMEOUTS = 1000
+
+# Lets some of these open runs be done; returns why none of them will be any more, or None.
+Advance = Callable[[Sequence[State]], str | None]
+
+
+class StudyRuns:
+    """All runs of a study.
+
+    Args:
+        study: The study.
+        console: Terminal on which progress is shown.
+        since: Seconds since the epoch; a run that failed from then on, in any process, is not tried again.
+
+    Attributes:
+        states: States of the runs that are reported.
+        trials: States of the runs that tune.
+    """
+
+    def __init__(self, study: Study, console: Console, since: float) -> None:
+        self.study, self.console = study, console
+        self.states: list[State] = []
+        self.trials: list[State] = []
+        self._since = since
+        self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
+
+    def do(self, advance: Advance) -> None:
+        """Do all runs that are not finished, and wait for those that other processes do.
+
+        Args:
+            advance: Lets runs be done: by workers, by jobs of a cluster, or in this process.
+
+        Raises:
+            ConfigurationError: A folder holds another run, nothing was tuned, or a metric is not logged.
+        """
+
+        def tried(runs: Sequence[Run]) -> list[State]:
+            states = self._do("tuning", runs, advance)
+            self.trials += states
+            return states
+
+        # Every worker and every job goes through this method, tuning included: searches are deterministic, so all ask
+        # for the same runs in the same order, and find the same best values without a word to each other.
+        chosen = tune(self.study, tried)
+        self.states = self._do(str(self.study.name), self._reported(chosen), advance)
+
+    def _reported(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
+        """Return the runs that are reported, ordered by seed so that the tables of a partial study can compare."""
+        study = self.study
+        return [
+            study.run(variant, method, seed, chosen.get((variant, method.name)))
+            for seed in study.seed_list
+            for variant in study.variants
+            for method in study.methods
+        ]
+
+    def _do(self, title: str, runs: Sequence[Run], advance: Advance) -> list[State]:
+        """Do runs under a progress bar, and return what has become of each."""
+        states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
+        with StudyProgress(title, self.console) as progress:
+            progress.show(states)
+            while left := [state for state in states if state.is_open]:
+                reason = advance(left)
+                for state in left:
+                    state.look(self._since)
+                    if reason is not None and state.is_open:
+                        state.look(0.0)  # it may have failed in a job that was submitted before this command began
+                        state.status, state.error = "failed", state.error or reason
+                progress.show(states)
+                self._look_at_metrics(states)
+                if any(state.is_open for state in left):
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+        return states
+
+    def _look_at_metrics(self, states: Sequence[State]) -> None:
+        """Check on the first finished runs that they log the study's metrics, before all others have been run.
+
+        The tuning metric is checked on the first finished trial of each algorithm in each variant, the reported metrics
+        as soon as one run of every algorithm has finished.
+
+        Raises:
+            ConfigurationError: A metric is not logged.
+        """
+        done = finished(states)
+        for run in done:
+            if run.tried and (run.variant, run.method) not in self._tuning_looked_at:
+                self._tuning_looked_at.add((run.variant, run.method))
+                check_tried(self.study, run)
+        first = {run.method: run for run in reversed(done) if not run.tried}
+        if not self._is_looked_at and len(first) == len(self.study.methods):
+            self._is_looked_at = True
+            check_metrics(self.study, first.values())
 
 
 class Workers:
@@ -127,7 +237,7 @@ def work(study: Study, since: float, device: int | None) -> None:
         sys.path.insert(0, os.getcwd())
     torch.set_num_threads(study.threads)
     with contextlib.suppress(ConfigurationError):  # whoever watches the study finds the same, and says it
-        StudyRuns(study, Console(quiet=True), since).do(_ThisProcess(since))
+        StudyRuns(study, Console(quiet=True), since).do(partial(do_free_runs, since=since))
 
 
 def _end_with_parent() -> None:
@@ -138,16 +248,10 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class _ThisProcess:
-    """Does, in this process, all runs that no other process does."""
-
-    def __init__(self, since: float) -> None:
-        self._since = since
-
-    def advance(self, states: Sequence[State]) -> None:
-        """Do the runs that are free."""
-        for state in states:
-            do_if_free(state.run, self._since)
+def do_free_runs(states: Sequence[State], since: float) -> None:
+    """Do, in this process, all runs that no other process does."""
+    for state in states:
+        do_if_free(state.run, since)
 
 
 def do_if_free(run: Run, since: float) -> None:
@@ -217,3 +321,121 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
 def _last_line(path: Path) -> str:
     lines = path.read_text(encoding="utf-8").strip().splitlines()
     return lines[-1].removeprefix("fedbc-cli: error: ") if lines else "no reason given"
+
+
+@dataclass
+class Share:
+    """What one job does: runs of a study that no other process does, until all are finished or have failed.
+
+    Attributes:
+        study: The study.
+        since: Seconds since the epoch when the jobs were submitted; what failed from then on is not tried again.
+    """
+
+    study: Study
+    since: float
+
+    def __call__(self) -> None:
+        """Do runs as long as there are some."""
+        study = self.study
+        with Workers(study, study.num_workers_of_a_job, self.since) as workers:
+            StudyRuns(study, Console(), self.since).do(workers.advance)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what submitit requeues when the job is preempted or its time is up; runs go on from ``last.ckpt``."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class Jobs:
+    """The jobs of a study that run on a cluster. Those that were submitted before and are alive go on.
+
+    Args:
+        study: The study.
+        console: Terminal on which the jobs are named.
+        since: Seconds since the epoch; a run that failed from then on is not tried again.
+
+    Raises:
+        ConfigurationError: submitit is not installed, knows no such resource, or cannot submit.
+    """
+
+    def __init__(self, study: Study, console: Console, since: float) -> None:
+        try:
+            import submitit
+        except ModuleNotFoundError:
+            raise ConfigurationError(
+                f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
+            ) from None
+        self._study, self._console, self._since = study, console, since
+        self._folder = study.folder.resolve() / FOLDER
+        self._submitit = submitit
+        self._executor = self._configured()
+        runs = [study.given, study.part, list(study.variants), [method.name for method in study.methods]]
+        self._digest = sha256(json.dumps(runs, default=str).encode()).hexdigest()
+        self._jobs: Sequence[submitit.Job[Any]] = []
+
+    def __enter__(self) -> Jobs:
+        """Submit the jobs, unless those of before are alive."""
+        self._jobs = self._alive()
+        verb = "at work" if self._jobs else "submitted"
+        if not self._jobs:
+            share = Share(self._study, self._since)
+            try:
+                with self._executor.batch():
+                    self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
+            except (OSError, self._submitit.core.utils.FailedJobError) as error:
+                raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
+            record = {"study": self._digest, "jobs": [job.job_id for job in self._jobs]}
+            write_text(self._folder / RECORD, json.dumps(record))
+        names = ", ".join(job.job_id for job in self._jobs)
+        self._console.print(f"Jobs {verb}: {names}; they print to {self._folder}/", highlight=False, soft_wrap=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """End processes of this machine and jobs without anything left to do; after Ctrl-C jobs of a cluster go on."""
+        # Jobs of a cluster outlive this command on purpose: users close their laptops. The same command attaches again.
+        if self._study.backend == "local" or kind is None:
+            for job in self._jobs:
+                if not job.done():
+                    job.cancel(check=False)
+        elif kind is KeyboardInterrupt:
+            names = " ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in self._jobs))
+            self._console.print(f"The jobs go on; `scancel {names}` stops them.", highlight=False, soft_wrap=True)
+
+    def advance(self, states: Sequence[State]) -> str | None:
+        """Return a sentence if all jobs have ended, else None: jobs take what is free by themselves."""
+        if all(job.done() for job in self._jobs):
+            return f"no job is left that does it; see the files in {self._folder}/"
+        return None
+
+    def _configured(self) -> submitit.AutoExecutor:
+        study = self._study
+        try:
+            executor = self._submitit.AutoExecutor(
+                self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
+            )
+        except RuntimeError as error:
+            raise ConfigurationError(f"backend: {study.backend}: {first_line(error)}") from None
+        try:
+            executor.update_parameters(**{"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources})
+        except (NameError, TypeError, ValueError, AssertionError) as error:
+            raise ConfigurationError(
+                f"resources: {first_line(error).rstrip('.')}; they have submitit's names, e.g. timeout_min, "
+                "gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
+            ) from None
+        return executor
+
+    def _alive(self) -> Sequence[submitit.Job[Any]]:
+        """Return the jobs that were submitted before, if one of them waits or runs."""
+        path = self._folder / RECORD
+        if not path.is_file():
+            return []
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["study"] != self._digest:  # these do other runs
+            return []
+        kind: type[submitit.Job[Any]] = (
+            self._submitit.SlurmJob if self._study.backend == "slurm" else self._submitit.LocalJob
+        )
+        jobs = [kind(self._folder, name) for name in record["jobs"]]
+        return [] if all(job.done() for job in jobs) else jobs

@@ -7,8 +7,8 @@ from helpers.command_line import TINY_DATA, run_cli
 
 from fedbc_lightning.papers import fedbc_figures
 from fedbc_lightning.studies.drawing import colors_of
-from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import State
 
 ALL = [name for name in dir(fedbc_figures) if name.startswith("figure_")]
 

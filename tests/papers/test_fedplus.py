@@ -12,8 +12,9 @@ from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.papers import fedplus_figures
 from fedbc_lightning.papers.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line
-from fedbc_lightning.studies.compare import Comparison, parse
+from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.drawing import save
+from fedbc_lightning.studies.parsed_runs import parse
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -52,7 +53,7 @@ def test_each_data_set_gets_its_own_settings():
     study = read_study("compare", ["--config", "studies/fedplus_figures.yaml", "--only", "[FedAvg+, 90 % stragglers]"])
     found = {}
     for variant, (data, _) in study.levels.items():
-        fit = parse(study.run(variant, study.methods[0], 0))["fit"]
+        fit = parse(study.run(variant, study.methods[0], 0))
         options = fit["data"]["init_args"]
         assert (options["batch_size"], options["test_fraction"]) == (10, 0.2)
         assert fit["trainer"]["stragglers"]["fraction"] == 0.9

@@ -18,9 +18,9 @@ from fedbc_lightning.planning import totals
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
-from fedbc_lightning.studies.run_states import note_beginning, note_end
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_run, plan_study, total_seconds
+from fedbc_lightning.studies.study_run import note_beginning, note_end
 
 CASES = {
     "fedbc": (lambda: FedBC(dual_lr=0.1), {"local_epochs": 2, "max_rounds": 12}),

@@ -22,11 +22,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.reported_round import evaluated, reported_rows
 from fedbc_lightning.studies.results import check_pairs, read_results
-from fedbc_lightning.studies.run_states import LOST, State, is_finished, note_beginning, note_end
+from fedbc_lightning.studies.statistics import evaluated, reported_rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
+from fedbc_lightning.studies.study_run import LOST, State, is_finished, note_beginning, note_end
 from fedbc_lightning.studies.tuning import write_tried
 
 ACCURACY = "accuracy/global"

@@ -1,24 +1,33 @@
 """Where the settings of a study come from, what is marked as changed, and which overrides reach its runs."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.commands.studies import read_study
-from fedbc_lightning.studies.compare import run_config
-from fedbc_lightning.studies.origins import origin_rows, parsed_settings
+from fedbc_lightning.studies.origins import check_origins, origin_rows
+from fedbc_lightning.studies.parsed_runs import parse
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import flat
 
 TABLE_1 = ["--config", "studies/fedbc_table1.yaml", "--only", "[FedAvg, FedBC]"]
 
 
 def rows(origins, **given):
+    """Names and values of the origins, from the configs that the runs would write."""
     study = Study(
         **{"base": "digits.yaml", "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.5}}} | given, origins=origins
     )
-    return [row[:2] for row in origin_rows(study, parsed_settings(study, run_config))[1:]]
+    configs = {
+        (variant, method.name, 0): parse(study.run(variant, method, 0, method.first()))
+        for variant in study.variants for method in study.methods
+    }  # fmt: skip
+    check_origins(study, {key for config in configs.values() for key, _ in flat(config)})
+    records = {place: SimpleNamespace(config=config) for place, config in configs.items()}
+    return [row[:2] for row in origin_rows(study, records)[1:]]
 
 
 def origins_of(*words):
@@ -42,14 +51,6 @@ def test_a_tuned_setting_is_shown_as_its_range_and_that_of_an_algorithm_left_out
     algorithms = {"FedAvg": {"model.lr": {"grid": [0.1, 1.0]}}, "FedBC": {"dual_lr": 0.5}}
     found = rows({"model.lr": "p", "FedBC.dual_lr": "p"}, algorithms=algorithms, only=["FedAvg"])
     assert found == [["model.lr", "tuned over [0.1, 1.0]"]]
-
-
-def test_variants_may_give_what_the_config_lacks(tmp_path):
-    (tmp_path / "base.yaml").write_text("model: {class_path: fedbc_lightning.models.MLP}\n")
-    digits = {"data.class_path": "fedbc_lightning.datamodules.DigitsDataModule"}
-    (row,) = rows({"data.batch_size": "p"}, base=str(tmp_path / "base.yaml"),
-                  variants={"a": {**digits, "data.batch_size": 7}, "b": {**digits, "data.batch_size": 7}})  # fmt: skip
-    assert row == ["data.batch_size", "7"]
 
 
 @pytest.mark.parametrize("name", ["trainer.rounds", "mine.dual_rate", "style"])
