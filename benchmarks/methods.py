@@ -35,7 +35,7 @@ from rich.table import Table
 from fedbc_lightning import FederatedTrainer, algorithms
 from fedbc_lightning.algorithms import FedAvg, FedCoMedPlus, FederatedAlgorithm, FedGeoMedPlus, FedPlus
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.cli.federated import import_object
+from fedbc_lightning.cli.classes import import_object
 from fedbc_lightning.core import seeding
 from fedbc_lightning.local import Layerwise, Norm, SquaredNorm
 from fedbc_lightning.server import robust

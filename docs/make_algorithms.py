@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import yaml
+from class_docs import Block, read_docstring, read_parameters
 
 from fedbc_lightning import algorithms, local, server
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.choices import NO_CHOICES, is_for_yaml
-from fedbc_lightning.cli.docstrings import MARKUP, Block, import_path, read_docstring, read_parameters
-from fedbc_lightning.cli.names import fold
+from fedbc_lightning.cli.classes import NO_CHOICES, fold, import_path, is_for_yaml
+from fedbc_lightning.cli.parser import MARKUP
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"

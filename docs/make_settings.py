@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
+from class_docs import Parameter, read_docstring, read_parameters  # noqa: E402
 from make_algorithms import anchor, families, first_line, inline  # noqa: E402
 
 from fedbc_lightning import (  # noqa: E402
@@ -20,7 +21,7 @@ from fedbc_lightning import (  # noqa: E402
     models,
     partition,
 )
-from fedbc_lightning.cli.docstrings import Parameter, import_path, read_docstring, read_parameters  # noqa: E402
+from fedbc_lightning.cli.classes import import_path  # noqa: E402
 from fedbc_lightning.data import FederatedDataModule  # noqa: E402
 from fedbc_lightning.federation.system import Stragglers  # noqa: E402
 from fedbc_lightning.partition import Partitioner  # noqa: E402

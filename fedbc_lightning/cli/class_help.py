@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 
 from jsonargparse import SUPPRESS, ArgumentParser
 from rich.console import Console
 
-from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.choices import base_at, choices, find_class
+from fedbc_lightning.algorithms.base import usual_name
+from fedbc_lightning.cli.classes import base_at, choices, find_class, fold, import_path
 from fedbc_lightning.cli.command_arguments import option_values
-from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
-from fedbc_lightning.cli.names import class_name, fold, named_algorithms
-from fedbc_lightning.cli.parser import CLASS_KEYS, BriefHelpFormatter
+from fedbc_lightning.cli.parser import CLASS_KEYS, BriefHelpFormatter, plain
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 
@@ -29,7 +29,7 @@ def show_class_help(words: list[str]) -> bool:
         return False
     option = options[-1].partition("=")[0]
     key = option.removeprefix("--").removesuffix(".help")
-    base = base_at(key, CLASS_KEYS, _named_classes(words))
+    base = base_at(key, CLASS_KEYS)
     names = [name for _, name in option_values(words, (option,)) if not name.startswith("-")]
     if base is None:
         return False
@@ -41,21 +41,6 @@ def show_class_help(words: list[str]) -> bool:
         return False
     print_class(key, cls)
     return True
-
-
-def _named_classes(words: list[str]) -> dict[str, type]:
-    """Return the classes of algorithm, data and model by their keys, as ``--<key>.help Class`` or ``--<key> Class``."""
-    names = [name for _, name in named_algorithms(words) if name]
-    cls = find_class(class_name(names[-1]), FederatedAlgorithm) if names else None
-    found = {"algorithm": cls} if cls else {}
-    options = {word.partition("=")[0] for word in words if word.startswith(("--algorithm", "--data", "--model"))}
-    for option in sorted(options, key=len):  # a key before those that lie inside of its class
-        key = option.removeprefix("--").removesuffix(".help")
-        base = base_at(key, CLASS_KEYS, found)
-        named = [find_class(name, base) for _, name in option_values(words, (option,))] if base else []
-        for cls in filter(None, named):  # the last one counts
-            found[key] = cls
-    return found
 
 
 def print_classes(section: str, base: type) -> None:
@@ -81,11 +66,14 @@ def print_classes(section: str, base: type) -> None:
 
 def _name_and_line(cls: type) -> tuple[str, str]:
     """Return the name by which a class can be given, the usual one if there is one, and its docstring's first line."""
-    doc = read_docstring(cls)
-    summary = plain(doc.summary)
-    if fold(doc.name) == fold(cls.__name__):
-        return doc.name, summary
-    return cls.__name__, f"{doc.name}: {summary}"
+    name, summary = usual_name(cls), _summary(cls)
+    return (name, summary) if fold(name) == fold(cls.__name__) else (cls.__name__, f"{name}: {summary}")
+
+
+def _summary(cls: type) -> str:
+    """Return the first sentence of a docstring in one line, without the usual name of the class before it."""
+    first = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+    return plain(" ".join(first.split()).removesuffix("::").removeprefix(f"{usual_name(cls)}: "))
 
 
 def print_class(key: str, cls: type) -> None:
@@ -95,15 +83,10 @@ def print_class(key: str, cls: type) -> None:
         key: Key under which the class is given, e.g. ``algorithm``.
         cls: Class to explain.
     """
-    doc = read_docstring(cls)
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(_wrap(f"{doc.name}: {plain(doc.summary)}", console.width, 0), style="bold", soft_wrap=True)
+    console.print(_wrap(f"{usual_name(cls)}: {_summary(cls)}", console.width, 0), style="bold", soft_wrap=True)
     console.print(f"class {import_path(cls)}", style="dim", soft_wrap=True)
-    for title, blocks in doc.sections.items():
-        if title != "Args":  # the options below have the same texts
-            console.print(f"\n{title}" if title else "", style="bold")
-            for block in blocks:
-                _print_block(console, block)
+    _print_sections(console, (inspect.getdoc(cls) or "").partition("\n\n")[2])
     parser = ArgumentParser(add_help=False, usage=SUPPRESS, formatter_class=BriefHelpFormatter)
     parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
     for action in private_cli.actions(parser):
@@ -111,13 +94,34 @@ def print_class(key: str, cls: type) -> None:
     console.print(f"\n{parser.format_help().strip() or 'no options'}", soft_wrap=True)
 
 
-def _print_block(console: Console, block: Block) -> None:
-    for line in block.lines:
-        if block.kind == "literal":
-            console.print(f"    {line}" if line else "", soft_wrap=True)
-        else:
-            mark, width = ("- ", 6) if block.kind == "items" and len(block.lines) > 1 else ("", 4)
-            console.print(_wrap(f"{' ' * 4}{mark}{plain(line)}", console.width, width), soft_wrap=True)
+def _print_sections(console: Console, text: str) -> None:
+    """Print the sections of a docstring, prose wrapped anew, formulas and columns as they stand.
+
+    A section has a title in the first column that ends in ``:`` (prose) or ``::`` (formulas).
+    """
+    before, *sections = re.split(r"^([A-Z][\w -]*?)(::?)$", text, flags=re.MULTILINE)
+    titles, marks, bodies = sections[::3], sections[1::3], sections[2::3]
+    for title, mark, body in zip(["", *titles], ["", *marks], [before, *bodies], strict=True):
+        if title == "Args" or not body.strip():  # the options below have the same texts
+            continue
+        console.print(f"\n{title}" if title else "", style="bold")
+        body = textwrap.dedent(body).strip("\n")
+        for paragraph in [body] if mark == "::" else re.split(r"\n\s*\n", body):
+            for line in _lines(paragraph, title, is_literal=mark == "::", width=console.width):
+                console.print(line, soft_wrap=True)
+
+
+def _lines(paragraph: str, title: str, *, is_literal: bool, width: int) -> Iterator[str]:
+    if is_literal or re.search(r"\S {2,}\S|^>>> ", paragraph, re.MULTILINE):
+        yield textwrap.indent(paragraph, "    ")
+        return
+    # Of a list, and of the classes in Raises, each line that is not indented begins an item.
+    is_list = title in ("Attributes", "Raises") or paragraph.startswith("- ")
+    items = re.split(r"\n(?=\S)", paragraph) if is_list else [paragraph]
+    mark = "- " if len(items) > 1 else ""
+    for item in items:
+        said = re.sub("::$", ":", " ".join(item.removeprefix("- ").split()))
+        yield _wrap(f"    {mark}{plain(said)}", width, 4 + len(mark))
 
 
 def _wrap(text: str, width: int, indent: int) -> str:

@@ -6,27 +6,28 @@ import importlib
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback, instantiate_class
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
-from fedbc_lightning.cli.choices import import_object
 from fedbc_lightning.cli.class_help import show_class_help
+from fedbc_lightning.cli.classes import foreign_configs, import_object, name_classes
 from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, prepare_arguments
-from fedbc_lightning.cli.names import foreign_configs, name_classes
-from fedbc_lightning.cli.optimizer_choices import override_configure_optimizers
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import EITHER, FederatedArgumentParser, title_sections
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
-from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.origin import code_hash
 from fedbc_lightning.run.folder import how_to_go_on
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -34,11 +35,36 @@ for _package in ("models", "datamodules", "callbacks"):  # so that their classes
     importlib.import_module(f"fedbc_lightning.{_package}")
 
 
-ALONE = {
-    "accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1,
-    "callbacks": None, "logger": False, "enable_progress_bar": False,
-}  # fmt: skip
-"""Settings of the trainer for ``export``, which runs nothing and keeps the model on the CPU."""
+OPTIONS_OF_CONFIGS = "A key of a config file is an option here: --trainer.max_rounds 10."
+DETAILS = {
+    "export": "Data, method and model are those of the run's own config.yaml, unless --config or options below say "
+    "otherwise; it runs on the CPU.",
+    "plan": "It takes a few steps of the run's own clients, and writes nothing; times are rough. The config is one of "
+    "fit, or a study, as for compare. A key of a config file is an option here.",
+}
+USAGES = {"export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"}
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the parsed config into a new run folder at the start of ``fit``, on rank 0; a resumed run keeps its file.
+
+    ``ckpt_path`` and ``other_seed`` are reset, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same
+    from the start.
+    """
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Write the file atomically, unless there is one."""
+        if stage != "fit" or not trainer.is_global_zero or trainer.log_dir is None:
+            return
+        path = Path(trainer.log_dir) / self.config_filename
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        config = self.config.clone()
+        config["ckpt_path"], config["other_seed"] = None, False
+        self.parser.dump_header = [version(), f"code {code_hash()}"]
+        with trainer.recorder.disk_told(), replacing(path) as partial:
+            self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)
 
 
 class FederatedCLI(private_cli.OpenCLI):
@@ -137,7 +163,9 @@ class FederatedCLI(private_cli.OpenCLI):
         """Add the command that is run; all commands if none is."""
         group = parser.add_subcommands()
         for name in [self._command] if self._command else self.subcommands():  # a parser takes 0.1 s to build
-            options = {"description": _describe(name), "usage": _usage(name), **kwargs.get(name, {})}
+            description = f"{SUBCOMMANDS[name].capitalize()}. {DETAILS.get(name, OPTIONS_OF_CONFIGS)}"
+            usage = f"{PROG} {name} {USAGES.get(name, '[--config FILE]... [--SECTION.KEY VALUE]...')}"
+            options = {"description": description, "usage": usage, **kwargs.get(name, {})}
             owner: Any = type(self) if name == "partition" else self.trainer_class
             command = self.command_parser(owner, name, **options)
             group.add_subcommand(name, command, help=SUBCOMMANDS[name])
@@ -170,10 +198,12 @@ class FederatedCLI(private_cli.OpenCLI):
 
     def add_instantiators(self) -> None:
         """Let the outermost object of each section get its hyper-parameters; see the base class."""
-        for key, kind in (("model", self.model_base), ("data", self.data_base)):
-            instantiator = OutermostInstantiator(self, key)
+        sections = {
+            "model": (self.model_base, self.subclass_mode_model), "data": (self.data_base, self.subclass_mode_data)
+        }  # fmt: skip
+        for key, (kind, takes_any) in sections.items():
             base = EITHER.get(kind) or private_cli.built_class(kind)
-            self.parser.add_instantiator(instantiator, base, subclasses=instantiator.any_class)
+            self.parser.add_instantiator(OutermostInstantiator(self, key), base, subclasses=bool(takes_any))
 
     def instantiate_classes(self) -> None:
         """Build data, algorithm, model and trainer; the model's initial values depend on the seed only."""
@@ -197,23 +227,35 @@ class FederatedCLI(private_cli.OpenCLI):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
-        if self.subcommand == "plan":
-            section["trainer"]["enable_progress_bar"] = False
-            if not isinstance(section["trainer"]["logger"], (bool, type(None))):
-                section["trainer"]["logger"] = False  # some loggers start a run of theirs when they are built
-            return config
-        if self.subcommand == "export":
-            section["trainer"].update(Namespace(**ALONE))
-            return config
-        for key in ("model", "algorithm", "optimizer", "lr_scheduler"):
-            section.pop(key, None)
-        section["trainer"]["callbacks"] = section["trainer"]["logger"] = None
+        section["trainer"]["enable_progress_bar"] = False
+        if not isinstance(section["trainer"]["logger"], (bool, type(None))):
+            section["trainer"]["logger"] = False  # some loggers start a run of theirs when they are built
+        if self.subcommand == "export":  # runs nothing, and keeps the model on the CPU
+            alone = {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1}
+            section["trainer"].update(Namespace(**alone, callbacks=None, logger=False))
+        if self.subcommand == "partition":
+            for key in ("model", "algorithm", "optimizer", "lr_scheduler"):
+                section.pop(key, None)
+            section["trainer"]["callbacks"] = None
         return config
 
     def _give_optimizers(self) -> None:
-        if self.auto_configure_optimizers:
-            optimizer, lr_scheduler = (self.setting(self.config_init, key) for key in ("optimizer", "lr_scheduler"))
-            override_configure_optimizers(self.model, optimizer, lr_scheduler)
+        """Let ``configure_optimizers`` build the optimizer of the command line, if there is one.
+
+        LightningCLI builds one and returns it on every call; a federated run needs a new one per client.
+        """
+        chosen, lr_scheduler = (self.setting(self.config_init, key) for key in ("optimizer", "lr_scheduler"))
+        if not self.auto_configure_optimizers or not chosen:
+            if lr_scheduler:
+                raise ConfigurationError("lr_scheduler needs an optimizer: give --optimizer too, e.g. --optimizer SGD")
+            return
+
+        def configure_optimizers(module: LightningModule) -> Any:
+            optimizer = instantiate_class(module.parameters(), chosen)
+            scheduler = instantiate_class(optimizer, lr_scheduler) if lr_scheduler else None
+            return self.configure_optimizers(module, optimizer, scheduler)
+
+        self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
 
     # what is run
 
@@ -255,23 +297,15 @@ class OutermostInstantiator(private_cli.Instantiator):
     federated, whose ``self.hparams`` would then be those of another class.
     """
 
-    @property
-    def any_class(self) -> bool:
-        """Whether the section takes any class, not only that of this command line."""
-        return bool(self.cli.subclass_mode_model if self.key == "model" else self.cli.subclass_mode_data)
-
     def __call__(self, class_type: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
         """Build one object of ``class_type``."""
-        if self.key == "model":
-            return self._build(class_type, *args, links=applied_instantiation_links, **kwargs)
-        with seeding.preserved_globals(torch.device("cpu")):  # random numbers drawn by data must not change the model
-            return self._build(class_type, *args, links=applied_instantiation_links, **kwargs)
-
-    def _build(self, class_type: type, *args: Any, links: dict[str, Any], **kwargs: Any) -> Any:
-        class_path = self.setting().get("class_path") if self.any_class else None
-        if class_path is None or import_object(class_path) is class_type:
-            return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
-        return class_type(*args, **kwargs)
+        class_path = self.setting().get("class_path")
+        # Random numbers that data draw must not change the model, which is built after them.
+        with nullcontext() if self.key == "model" else seeding.preserved_globals(torch.device("cpu")):
+            if class_path is None or import_object(class_path) is class_type:
+                links = applied_instantiation_links
+                return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
+            return class_type(*args, **kwargs)
 
 
 def add_export_options(parser: LightningArgumentParser) -> None:
@@ -281,27 +315,6 @@ def add_export_options(parser: LightningArgumentParser) -> None:
     group.title = "export: which model, and where to"
     group.add_argument("--force", action="store_true", help="Write over a file that is there.")
     groups.insert(2, group)
-
-
-def _describe(command: str) -> str:
-    what = SUBCOMMANDS[command]
-    if command == "export":
-        return (
-            f"{what[0].upper()}{what[1:]}. Data, method and model are those of the run's own config.yaml, unless "
-            "--config or options below say otherwise; it runs on the CPU."
-        )
-    if command == "plan":
-        return (
-            f"{what[0].upper()}{what[1:]}. It takes a few steps of the run's own clients, and writes nothing; times "
-            "are rough. The config is one of fit, or a study, as for compare. A key of a config file is an option here."
-        )
-    return f"{what[0].upper()}{what[1:]}. A key of a config file is an option here: --trainer.max_rounds 10."
-
-
-def _usage(command: str) -> str:
-    if command == "export":
-        return f"{PROG} export --ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"
-    return f"{PROG} {command} [--config FILE]... [--SECTION.KEY VALUE]..."
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.choices import arguments_of, base_at, choices, import_object, subclasses
-from fedbc_lightning.cli.command_arguments import OVERLAYS, SUBCOMMANDS, shipped_configs
-from fedbc_lightning.cli.config_lines import place_of_key
-from fedbc_lightning.cli.names import fold
+from fedbc_lightning.cli.classes import arguments_of, base_at, choices, fold, import_object, subclasses
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, SUBCOMMANDS, option_values, shipped_configs
 from fedbc_lightning.core.errors import did_you_mean, nearest
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
@@ -38,14 +36,8 @@ PLACES: dict[str, type] = {
 }  # fmt: skip
 """Keys that take a class, with the base class; an argument of one of its classes may have been meant."""
 
-KINDS: dict[type, str] = {
-    RobustRule: "robust rule", Codec: "codec", TermFactory: "term", Solver: "solver", ServerCallback: "server part",
-    Penalty: "penalty", FederatedAlgorithm: "method",
-}  # fmt: skip
-"""Names for the classes of a config in messages, by their base classes."""
-
-EXTRAS = {"flwr_datasets": "flower"}
-"""Map from a package to the extra of ``pyproject.toml`` that installs it."""
+# Kinds of classes that may be given in each other's place
+KINDS = (RobustRule, Codec, TermFactory, Solver, ServerCallback, Penalty, FederatedAlgorithm)
 
 # Forms of jsonargparse 4.53's messages
 _UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
@@ -58,12 +50,11 @@ _NO_CLASS = re.compile(
     r"|Import path does not correspond to a subclass of \w+"
 )
 _BROKEN_IMPORT = re.compile(
-    r"No module named '(\w+)[\w.]*'|cannot import name[^\n]*|module '([\w.]+)' has no attribute '([\w.]+)'"
+    r"No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+'"
 )
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
-_CLASS_PATH = re.compile(r"class_path '([\w.]+)':")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
 _HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
@@ -123,32 +114,24 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
             for shipped in choices(base) if is_ours(shipped)
             for name in inspect.signature(shipped).parameters
         ]  # fmt: skip
-    candidates = [name for name in dict.fromkeys(candidates) if name != key]
     sections = {name.partition(".")[0] for name in keys}
-    section, dot, rest = key.partition(".")
     last = key.rpartition(".")[2]
-    found = [name for name in candidates if name.rpartition(".")[2] == last]
+    found = [name for name in dict.fromkeys(candidates) if name.rpartition(".")[2] == last and name != key]
     if SYNONYMS.get(key, "").partition(".")[0] in sections:
         found = [SYNONYMS[key]]
-    elif dot and section not in sections and (similar := nearest(section, sections)):
-        found = [f"{similar}.{rest}"]
     elif not found:
-        similar = (
-            nearest(key, inside)
-            or nearest(key, candidates)
-            or nearest(last, [name.rpartition(".")[2] for name in candidates])
-        )
-        found = [name for name in candidates if similar in (name, name.rpartition(".")[2])]
+        by_last = {name.rpartition(".")[2]: name for name in reversed(candidates)}
+        similar = nearest(key, inside) or nearest(key, candidates) or by_last.get(nearest(last, by_last) or "")
+        found = [similar] if similar else []
     if found:
         return f"unknown key '{key}': did you mean {' or '.join(f'--{name}' for name in found[:3])}?"
-    beside = inside or [name for name in keys if name.startswith(f"{section}.")] or sorted(sections)
+    beside = inside or [name for name in keys if name.startswith(key.partition(".")[0] + ".")] or sorted(sections)
     return f"unknown key '{key}': there is {', '.join(beside)}"
 
 
 def _stray_word(word: str, keys: Sequence[str]) -> str:
     """Describe a word that no option takes: the name of a config, or an option without its dashes."""
-    shipped = shipped_configs()
-    if word.endswith((".yaml", ".yml")) or word in shipped or f"{word}.yaml" in shipped:
+    if word.endswith((".yaml", ".yml")) or f"{word}.yaml" in shipped_configs():
         return f"'{word}' stands alone; did you mean --config {word}?"
     name, _, value = word.lstrip("-").partition("=")
     return (
@@ -163,10 +146,9 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         needed = match[2].split(", ")
         how = " ".join(f"--{path}.{name} ..." for name in needed)
         return f"{at}{match[1].rpartition('.')[2]} needs {', '.join(needed)}: give {how}"
-    base = base_at(path, bases, _chosen(message))
     if match := _BROKEN_IMPORT.search(message):
-        return f"{at}cannot import it: {match[0]}{_how_to_import(match[1], match[2], match[3])}"
-    if base is not None and (match := _NO_CLASS.search(message)):
+        return f"{at}cannot import it: {match[0]}"
+    if (match := _NO_CLASS.search(message)) and (base := base_at(path, bases)):
         return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
     expected = _EXPECTED.findall(message)
     if expected and value is not None:
@@ -188,14 +170,10 @@ def _no_class(name: str, base: type, *, exists: bool) -> str:
     if not known:  # no class to choose, such as Stragglers
         return f"got '{name}'; give {{{', '.join(f'{key}: ...' for key in arguments_of(base))}}}"
     last = fold(name.rpartition(".")[2])
-    others = [cls for kind in KINDS if kind is not base for cls in choices(kind) if fold(cls.__name__) == last]
-    if others:
-        part = others[0]
-        kind = next(text for cls, text in KINDS.items() if issubclass(part, cls))
-        overlays = {key: file for key, file in shipped_configs().items() if key.startswith(OVERLAYS)}
-        shipped = [key for key, file in overlays.items() if f".{part.__name__}\n" in _without_comments(file)]
-        example = f"; see --config {shipped[0]}" if shipped and base is FederatedAlgorithm else ""
-        return f"{part.__name__} is a {kind}, not a {KINDS.get(base, base.__name__)}{example}"
+    for kind in KINDS:
+        other = next((cls for cls in choices(kind) if kind is not base and fold(cls.__name__) == last), None)
+        if other is not None:
+            return f"{other.__name__} is a {kind.__name__}, not a {base.__name__}"
     if exists:
         return f"{name} is not a {base.__name__}"
     ours = [key for key, cls in known.items() if is_ours(cls)]
@@ -203,19 +181,6 @@ def _no_class(name: str, base: type, *, exists: bool) -> str:
     suffix = base.__name__.removeprefix("Lightning")  # Digits is meant for DigitsDataModule
     meant = name if nearest(name, every) else name + suffix
     return f"no class '{name}'; {did_you_mean(meant, every, 'there are ' + ', '.join(ours or every))}"
-
-
-def _without_comments(file: Path) -> str:
-    return re.sub(r" *#.*", "", file.read_text(encoding="utf-8"))
-
-
-def _how_to_import(package: str | None, module: str | None, attribute: str | None) -> str:
-    """Return the end of a message about an import that failed."""
-    if package in EXTRAS:
-        return f"; pip install 'fedbc-lightning[{EXTRAS[package]}]'"
-    names = dir(sys.modules.get(module)) if module else [path.stem for path in Path.cwd().glob("*.py")]
-    meant = did_you_mean(attribute or package or "", [name for name in names if not name.startswith("_")], "")
-    return f"; {meant}" if meant else ""
 
 
 def _deepest(message: str) -> str:
@@ -233,24 +198,56 @@ def _deepest(message: str) -> str:
             indent = len(line) - len(line.lstrip()) + 2
             end = next((k for k in range(start + 1, len(lines)) if not lines[k].startswith(" " * indent)), len(lines))
             errors = re.split(rf"\n {{{indent}}}- ", "\n" + "\n".join(lines[start + 1 : end]))[1:]
-            inside = [error for error in errors if _CLASS_PATH.search(error) or _KEY.search(error)]
+            inside = [error for error in errors if "class_path '" in error or _KEY.search(error)]
             if inside:
                 return "\n".join([*lines[:start], _deepest(inside[0]), *lines[end:]])
     return message
 
 
-def _chosen(message: str) -> dict[str, type]:
-    """Map the keys of a nested message to the classes that are given there."""
-    chosen: dict[str, type] = {}
-    path = ""
-    for match in re.finditer(f"{_KEY.pattern}|{_CLASS_PATH.pattern}", message):
-        if match[1]:
-            path = f"{path}.{match[1]}" if path else match[1]
-        else:
-            try:
-                found = import_object(match[2])
-            except (ImportError, AttributeError, ValueError):  # the message itself reports the broken path
-                break
-            if isinstance(found, type):
-                chosen[path] = found
-    return chosen
+def place_of_key(key: str, words: Sequence[str], value: str | None = None) -> str | None:
+    """Return file and line of a key, such as ``mine.yaml, line 3``.
+
+    Args:
+        key: The key, such as ``trainer.max_rounds``; ``init_args`` may be left out of it.
+        words: The command line, whose last config with the key is meant.
+        value: What the key is given there, if several configs have it.
+
+    Returns:
+        The place; None if no config file has the key, or the command line itself gives it.
+    """
+    if any(word.partition("=")[0] == f"--{key}" for word in words):
+        return None
+    files = [Path(given) for _, given in option_values(list(words), CONFIG_OPTIONS) if _is_file(given)]
+    found = [(file, node) for file in reversed(files) for node in _nodes(file, key.split("."))]
+    same = [pair for pair in found if value is not None and pair[1][1].value == value]
+    for file, (name, _) in same or found:
+        return f"{file}, line {name.start_mark.line + 1}"
+    return None
+
+
+def _is_file(name: str) -> bool:
+    return "\n" not in name and len(name) < 4096 and Path(name).is_file()
+
+
+def _nodes(file: Path, keys: Sequence[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Yield key and value of a path in a file."""
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return
+    yield from _below(root, list(keys))
+
+
+def _below(node: yaml.Node | None, keys: list[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            yield from _below(child, keys)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, child in node.value:
+        if name.value == keys[0] and len(keys) == 1:
+            yield name, child
+        elif name.value == keys[0]:
+            yield from _below(child, keys[1:])
+        elif name.value == "init_args":
+            yield from _below(child, keys)

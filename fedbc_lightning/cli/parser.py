@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.docstrings import plain
+from fedbc_lightning.cli.classes import name_class_in_config
 from fedbc_lightning.cli.messages import one_line_of
-from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -40,6 +39,7 @@ def _number(value: Any) -> Number:
 # torchvision's transforms call their arguments numbers.Number, which jsonargparse 4.53 cannot write into config.yaml.
 register_type(Number, serializer=lambda value: value, deserializer=_number, fail_already_registered=False)
 
+# Above this many classes the help of an argument does not list them: torch alone has hundreds of modules.
 MAX_LISTED_CLASSES = 40
 
 CLASS_KEYS = {
@@ -74,8 +74,24 @@ def title_sections(parser: LightningArgumentParser) -> None:
         groups[key].title = SECTION_TITLES[key]
 
 
+MARKUP = re.compile(
+    r"(?P<role>:\w+:)?(?P<ticks>`+)(?P<last>~?)(?P<code>[^`]+)(?P=ticks)|(?<![\w*])\*(?P<emphasis>\w[^*]*)\*(?![\w*])"
+)
+"""Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only."""
+
+
+def plain(text: str) -> str:
+    """Remove the markup of a text: ``:class:`~a.B``` becomes B, ```x``` becomes x.
+
+    Example:
+        >>> plain("see :class:`~a.B` and ``x_i``, *not* a * b")
+        'see B and x_i, not a * b'
+    """
+    return MARKUP.sub(lambda m: m["emphasis"] or (m["code"].rpartition(".")[2] if m["last"] else m["code"]), text)
+
+
 class BriefHelpFormatter(private_cli.OpenHelpFormatter):
-    """A help formatter that leaves out long lists of known subclasses: torch alone has hundreds of modules."""
+    """A help formatter that leaves out long lists of known subclasses."""
 
     def shortened(self, text: str) -> str:
         """Return the help of an argument without a long list of classes, and without the marks of docstrings."""

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.choices import arguments_of, choices
+from fedbc_lightning.cli.classes import arguments_of, choices
 from fedbc_lightning.cli.command_arguments import (
     COMMANDS,
     CONFIG_OPTIONS,

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, set_dumper
 from rich.console import Console
 
+from fedbc_lightning.cli.classes import load
 from fedbc_lightning.cli.command_arguments import (
     CONFIG_OPTIONS,
     PROG,
@@ -24,9 +25,7 @@ from fedbc_lightning.cli.command_arguments import (
     find_config,
     option_values,
 )
-from fedbc_lightning.cli.config_lines import place_of_key
-from fedbc_lightning.cli.messages import one_line_of
-from fedbc_lightning.cli.names import load
+from fedbc_lightning.cli.messages import one_line_of, place_of_key
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.yaml_numbers import dump

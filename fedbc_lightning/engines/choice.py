@@ -87,4 +87,3 @@ def other_engine(bench: Workbench, kind: Kind, algorithm: FederatedAlgorithm) ->
     algorithm.check(engine)
     algorithm.server_callbacks(engine)
     return engine
-

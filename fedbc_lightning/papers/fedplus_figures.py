@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from fedbc_lightning import algorithms
 from fedbc_lightning.callbacks.aggregation_moves import own_model
+from fedbc_lightning.cli.classes import class_name
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models

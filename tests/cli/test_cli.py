@@ -193,10 +193,10 @@ def test_an_algorithm_by_its_usual_name(project, calls, words, form):
 
 
 def test_plus_signs_and_hyphens_of_usual_names(monkeypatch):
-    from fedbc_lightning.cli import names
+    from fedbc_lightning.cli import classes as names
 
-    classes = [type(name, (), {}) for name in ("L2SGD", "L2SGDPlus", "L2SGDPlusPlus", "QFedAvg", "FedBCFineTune")]
-    monkeypatch.setattr(names, "subclasses", lambda base: set(classes))
+    known = [type(name, (), {}) for name in ("L2SGD", "L2SGDPlus", "L2SGDPlusPlus", "QFedAvg", "FedBCFineTune")]
+    monkeypatch.setattr(names, "subclasses", lambda base: set(known))
     usual = ["l2sgd", "L2SGD+", "L2SGD++", "q-FedAvg", "FedBC-FineTune", "QFedAvg", "FedAvg+", "mine.q-FedAvg"]
     meant = ["L2SGD", "L2SGDPlus", "L2SGDPlusPlus", "QFedAvg", "FedBCFineTune", "QFedAvg", "FedAvg+", "mine.q-FedAvg"]
     assert [names.class_name(name) for name in usual] == meant

@@ -14,7 +14,7 @@ from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, wr
 from helpers.folders import only_run
 from helpers.text_formats import write_leaf, write_sent140
 
-from fedbc_lightning.cli.choices import import_object
+from fedbc_lightning.cli.classes import import_object
 from fedbc_lightning.cli.command_arguments import shipped_configs
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison

@@ -6,9 +6,7 @@ import pytest
 from helpers.scripts import imported_script
 
 from fedbc_lightning.algorithms import ComposedAlgorithm
-from fedbc_lightning.cli.choices import choices, is_for_yaml
-from fedbc_lightning.cli.docstrings import read_docstring, read_parameters
-from fedbc_lightning.cli.names import class_name
+from fedbc_lightning.cli.classes import choices, class_name, is_for_yaml
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import PartitionedDataModule
 from fedbc_lightning.server import ServerCallback, WeightedAverage
@@ -28,6 +26,7 @@ TEMPLATE = [
 
 with imported_script("docs/make_algorithms.py") as SCRIPT:
     ALGORITHMS = SCRIPT.exported()
+    read_docstring, read_parameters = SCRIPT.read_docstring, SCRIPT.read_parameters
 algorithms = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 
 

@@ -1,13 +1,11 @@
-"""Takes docstrings of algorithms apart: one line, then titled sections of prose and formulas.
+"""Takes docstrings of classes apart for the pages: one line, then titled sections of prose and formulas, and arguments.
 
-The help on the terminal (``--algorithm.help FedProx``) and ``docs/algorithms.md`` are made from them. A section has a
-title in the first column that ends in ``:`` (prose, which is wrapped anew) or ``::`` (formulas, which stay as they
-are). In prose, too, lines that are indented or have columns aligned by spaces stay as they are.
+A section has a title in the first column that ends in ``:`` (prose) or ``::`` (formulas, which stay as they are). In
+prose, too, lines that are indented or have columns aligned by spaces stay as they are.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import textwrap
@@ -22,11 +20,6 @@ from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.core import private_cli
 
 _TITLE = re.compile(r"([A-Z][\w -]*?)(::?)")
-MARKUP = re.compile(
-    r"(?P<role>:\w+:)?(?P<ticks>`+)(?P<last>~?)(?P<code>[^`]+)(?P=ticks)|(?<![\w*])\*(?P<emphasis>\w[^*]*)\*(?![\w*])"
-)
-"""Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only."""
-
 _ENTRIES = ("Args", "Attributes", "Raises")
 
 
@@ -112,23 +105,6 @@ def read_parameters(cls: type) -> list[Parameter]:
         for action in private_cli.actions(parser)
         if action.dest.startswith("class.") and not action.dest.endswith(".help")
     ]
-
-
-def import_path(cls: type) -> str:
-    """Return the import path of a class: that in the parent package if it exports the class, else in its module."""
-    package = cls.__module__.rpartition(".")[0]
-    exported = package and getattr(importlib.import_module(package), cls.__name__, None) is cls
-    return f"{package if exported else cls.__module__}.{cls.__name__}"
-
-
-def plain(text: str) -> str:
-    """Remove the markup of a text: ``:class:`~a.B``` becomes B, ```x``` becomes x.
-
-    Example:
-        >>> plain("see :class:`~a.B` and ``x_i``, *not* a * b")
-        'see B and x_i, not a * b'
-    """
-    return MARKUP.sub(lambda m: m["emphasis"] or (m["code"].rpartition(".")[2] if m["last"] else m["code"]), text)
 
 
 def _as_yaml(value: Any) -> str:
