@@ -19,7 +19,7 @@ from fedbc_lightning.core.metric_names import EPSILON, HELDOUT, TRAIN_LOSS, Meas
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.module.collector import plain_name
-from fedbc_lightning.module.monitors import OF_TEST, OF_VALIDATION
+from fedbc_lightning.module.monitors import is_of_evaluation
 from fedbc_lightning.run.folder import how_to_go_on
 
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ def shown_numbers(trainer: RunView) -> str:
     metrics: dict[str, Any] = trainer.callback_metrics
     numbers = key_numbers(trainer)
     shown = {name: value for k, (name, value) in enumerate(numbers.items()) if k < NUM_SHOWN or name == EPSILON}
-    for logged in trainer.federation.user.names_on_screen:
+    for logged in trainer.federation.user.log.on_screen:
         # self.log of a training step writes train/NAME, that of an evaluation NAME/global.
         plain = plain_name(logged)
         names = [Measured(plain, split="val").name, Measured(plain).name]
-        if not logged.startswith((*OF_VALIDATION, *OF_TEST)):
+        if not is_of_evaluation(logged):
             names = [logged, train_name(plain), *names]
         name = next((name for name in names if name in metrics), None)
         if name is not None:

@@ -217,7 +217,7 @@ class BaseEngine(ABC):
         # Dropout is off, but the user's step may draw numbers: the loss of a model must not depend on who came before.
         seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
         user.shim.set(current_client=client)
-        user.eval_mode()
+        user.module.eval()
         oracle = Oracle(bench)
         batches = bench.datamodule.fixed_batches(client, device=user.device)
         losses = [oracle.loss(bench.row[None], user.to_device(batch), k) for k, batch in enumerate(batches)]
@@ -241,7 +241,7 @@ class BaseEngine(ABC):
             for term in weight_decay_terms(bench):
                 term.add_gradient(gradient, w)
             w = w - fine_tuning.lr * gradient
-        user.eval_mode()
+        user.module.eval()
         bench.row.copy_(w[0])
         layout.write_buffers(buffers, counts)
 

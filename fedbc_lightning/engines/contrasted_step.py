@@ -66,7 +66,7 @@ class ContrastedStep:
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
         scratch = [buffer.clone() for buffer, _ in user.scratch]
         # MOON compares with two fixed models: no dropout, and BatchNorm by its running statistics.
-        user.eval_mode()
+        user.module.eval()
         found = []
         try:
             for row, own_buffers in self._others:

@@ -20,8 +20,9 @@ from fedbc_lightning.data.loading import ClientLoader, ClientLoaders
 from fedbc_lightning.engines.progress_counters import Work
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.client_optimizers import Configured, LocalOptimizer
+from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
+from fedbc_lightning.module.schedulers import Configured
 from fedbc_lightning.state.layout import ParameterLayout
 
 

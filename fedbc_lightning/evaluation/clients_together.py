@@ -12,12 +12,10 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import first_line
-from fedbc_lightning.core.seeding import Generators
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.stacked.cohort_run import FEW
-from fedbc_lightning.evaluation.measurement import Measurement, Results, Task
-from fedbc_lightning.evaluation.single_models import SingleModels
+from fedbc_lightning.evaluation.measurement import Measurement, Results, SingleModels, Task
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
@@ -79,19 +77,15 @@ class ClientsTogether:
     def _settle(self, tasks: list[Task]) -> Results:
         """Do the first measurement, one client after another and again by mapped steps, and decide between the two.
 
-        Mapped steps are used from now on, on all ranks, unless the step has side effects, draws random numbers, or
-        gives other numbers.
+        Mapped steps are used from now on, on all ranks, unless the step fails when it is mapped, as it does where it
+        draws random numbers, or gives other numbers.
         """
         mapped, share = self._mapped, self._evaluator.share
         reason = self._first_reason(mapped.obstacle())  # ranks must agree, and their callbacks may differ
         units = share(self._units(tasks) if reason is None else [[task] for task in tasks])
         together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
-        alone = [task for task in tasks if task in mine]
-        results, found = Results(), Results()
-        if together:
-            reason = self._why_not(together[0], alone, results)
-        results |= self._one_by_one([task for task in alone if task not in results])
+        results, found = self._one_by_one([task for task in tasks if task in mine]), Results()
         # The first measurement is done both ways and compared. The module's own numbers are the ones that count,
         # whatever a mapped step does with global state, in-place writes or Python branches.
         try:
@@ -107,25 +101,6 @@ class ClientsTogether:
             mapped.say(reason)
             return results
         return results | found
-
-    def _why_not(self, unit: Sequence[Task], alone: Sequence[Task], results: Results) -> str | None:
-        """Evaluate the tasks one after another into ``results``, and return a reason against mapping, or None."""
-        results |= self._one_by_one(unit[:1])  # alone, because the first step of a module may set up things
-        if self._has_drawn(unit[0][1]):
-            return "it draws random numbers"
-        results |= self._one_by_one([task for task in alone if task not in results])
-        return None
-
-    def _has_drawn(self, client: int) -> bool:
-        """Return whether the step that was just made for a client drew random numbers.
-
-        The generators are seeded again and compared: without a draw they stand where that seed leaves them.
-        """
-        device = self._evaluator.engine.bench.user.device
-        # A mapped step would draw one set of numbers for all clients, or one per client in another order.
-        now = Generators(device)
-        self._evaluator.seed_client(client, self._what.round)
-        return Generators(device) != now
 
     def _first_reason(self, reason: str | None) -> str | None:
         """Return the first reason reported by any rank, or None."""

@@ -1,22 +1,28 @@
-"""Evaluation of the global model and of the clients' own models."""
+"""Evaluation of the global model, of the clients' own models, and of z after a few steps on clients held out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
+
+from lightning.fabric import Fabric
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
-from fedbc_lightning.evaluation.fine_tuned import FineTunedClients
-from fedbc_lightning.evaluation.measurement import Measurement, Models, Results, Task
-from fedbc_lightning.evaluation.single_models import EngineHolder, SingleModels
+from fedbc_lightning.evaluation.measurement import (
+    ClientModel,
+    EngineHolder,
+    Measurement,
+    Models,
+    Results,
+    SingleModels,
+    Task,
+)
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 # Largest number of clients that are evaluated if `trainer.eval_clients` is None
 MAX_CLIENTS_BY_DEFAULT = 1000
@@ -112,6 +118,61 @@ class Evaluator(SingleModels):
         return {task: merged[task] for task in tasks if task in merged}
 
 
+class FineTunedClients:
+    """Trains a copy of z on each held-out client, by steps of the user's optimizer, and evaluates it on that client.
+
+    The engine trains as many clients at once as in a round.
+
+    Args:
+        evaluator: Evaluates what is in the module.
+        clients: The held-out clients to evaluate.
+        num_steps: Number of local steps; 0: nothing is done.
+
+    Attributes:
+        num_steps: The argument of this name.
+    """
+
+    def __init__(self, evaluator: SingleModels, clients: Sequence[int], num_steps: int) -> None:
+        self._evaluator, self._clients, self.num_steps = evaluator, clients, num_steps
+
+    def evaluate(self, wanted: Sequence[Measurement]) -> dict[str, Results]:
+        """Evaluate the fine-tuned models on all splits, on all ranks, under the task name ``"finetuned"``.
+
+        Args:
+            wanted: What is measured, with equal models and rounds; it may be empty.
+        """
+        evaluator, found = self._evaluator, {what.split: Results() for what in wanted}
+        if not self.num_steps or not wanted:
+            return found
+        shared = evaluator.share(self.cohorts())
+        evaluator.engine.bench.work.start_round(sum(map(len, shared)))
+        for cohort in shared:
+            for split, values in self.evaluate_cohort(cohort, wanted).items():
+                found[split] |= values
+        evaluator.engine.bench.user.best_metrics.join(evaluator.fabric)
+        return {split: evaluator.merge(values) for split, values in found.items()}
+
+    def cohorts(self) -> list[list[int]]:
+        """Return the clients that are trained together, which do not depend on the number of ranks."""
+        clients = self._clients
+        positions = self._evaluator.engine.group(range(len(clients)), [self.num_steps] * len(clients), ())
+        return [[clients[position] for position in cohort] for cohort in positions]
+
+    def evaluate_cohort(self, clients: Sequence[int], wanted: Sequence[Measurement]) -> dict[str, Results]:
+        """Fine-tune z on some clients and evaluate the result on each of them, on this rank."""
+        evaluator, models = self._evaluator, wanted[0].models
+        engine = evaluator.engine
+        shim = engine.bench.user.shim
+        logged = shim.callback_metrics
+        with engine.bench.layout.frozen.kept():
+            cohort = engine.fine_tune_by_steps(clients, models.z, models.counters, self.num_steps)
+        shim.set(callback_metrics=logged)  # in training they are what the client has logged
+        counters, tuned = cohort.counters, dict(zip(clients, cohort.model.clone(), strict=True))
+        own = Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
+        tasks: list[Task] = [("finetuned", client) for client in clients]
+        return {what.split: evaluator.one_by_one(tasks, replace(what, models=own)) for what in wanted}
+
+
 def draw_clients(
     num_clients: int, eval_clients: int | float | str | None, seed: int, purpose: str = "eval"
 ) -> list[int]:
@@ -133,16 +194,12 @@ def draw_clients(
         >>> draw_clients(4, "all", seed=0), len(draw_clients(40, 0.25, seed=0)), len(draw_clients(2000, None, seed=0))
         ([0, 1, 2, 3], 10, 1000)
     """
-    if eval_clients is None:
-        count = min(num_clients, MAX_CLIENTS_BY_DEFAULT)
-    elif eval_clients == "all":
-        count = num_clients
-    elif isinstance(eval_clients, float):
+    words: dict[Any, int] = {None: min(num_clients, MAX_CLIENTS_BY_DEFAULT), "all": num_clients}
+    count: Any = words.get(eval_clients, eval_clients)
+    if isinstance(eval_clients, float):
         count = min(num_clients, max(1, round(eval_clients * num_clients)))
-    else:
-        count = int(eval_clients)
-        if count > num_clients:
-            raise ConfigurationError(
-                f"trainer.eval_clients: got {count}, but the data has {num_clients} clients; give at most that."
-            )
+    if count > num_clients:
+        raise ConfigurationError(
+            f"trainer.eval_clients: got {count}, but the data has {num_clients} clients; give at most that."
+        )
     return sorted(numpy_generator(seed, purpose).choice(num_clients, count, replace=False).tolist())

@@ -1,15 +1,24 @@
-"""Description of a measurement: which models are evaluated on which data, and by which step of the module."""
+"""What is measured, that is which models on which data by which step, and the evaluation of one model after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
-from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.devices import read, upload
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.loading import ClientLoaders
+from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.local import FineTuning
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 
 # A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data
 Task = tuple[str, int]
@@ -71,7 +80,133 @@ class Measurement:
     round: int
 
 
-def read_results(results: dict[Task, dict[str, Any]]) -> Results:
-    """Read values from the device, all at once."""
-    numbers = iter(read(value for values in results.values() for value in values.values()))
-    return {task: {name: next(numbers) for name in values} for task, values in results.items()}
+class EngineHolder(Protocol):
+    """An object that holds the engine.
+
+    Attributes:
+        engine: The engine, which another one may replace before the first round is committed.
+    """
+
+    engine: BaseEngine
+
+
+class SingleModels:
+    """Loads one model after another into the module, and evaluates each on the data of one client or of all.
+
+    Args:
+        fabric: Fabric that has been launched.
+        holder: Object that holds the engine whose module and workbench are used.
+        datamodule: Data of the clients.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, fabric: Fabric, holder: EngineHolder, datamodule: FederatedDataModule, seed: int) -> None:
+        self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
+
+    @property
+    def engine(self) -> BaseEngine:
+        """The engine whose module and workbench are used."""
+        return self._holder.engine
+
+    def local_model(self, models: Models, client: int, round: int) -> ClientModel:
+        """Return the model that is evaluated as a client's own.
+
+        Args:
+            models: Models that are evaluated; ``models.local`` must not be None.
+            client: Client 0..N-1.
+            round: Round, from which the seed of the fine-tuning is derived, if there is one; the module then holds the
+                returned model.
+        """
+        assert models.local is not None
+        if models.fine_tuning is None:
+            return models.local(client)
+        with self.evaluating("test", round):
+            self.seed_client(client, round)
+            self._load_local(models, client)
+        layout = self.engine.layout
+        kept = None if models.kept is None else layout.read_kept()
+        return ClientModel(torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters(), kept)
+
+    def _load_local(self, models: Models, client: int) -> None:
+        """Write a client's own model into the module, and fine-tune it there if the method does."""
+        assert models.local is not None
+        own, device = models.local(client), models.z.device
+        kept = None if own.kept is None else upload(own.kept, device)
+        self.engine.bench.load(upload(own.model, device), upload(own.counters, device), kept=kept)
+        if models.fine_tuning is not None:
+            try:
+                self.engine.fine_tune(client, models.fine_tuning)
+            except Exception as error:
+                locate_step(error, f"client {client}, fine-tuning before its evaluation")
+                raise
+
+    @contextmanager
+    def evaluating(self, stage: str, round: int) -> Iterator[None]:
+        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
+        user = self.engine.bench.user
+        user.module.eval()
+        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
+                      current_epoch=round, global_step=round)  # fmt: skip
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            user.train_mode()
+            user.shim.set(validating=False, testing=False)
+
+    def merge(self, results: dict) -> dict:
+        """Return the results of all ranks."""
+        merged: dict = {}
+        for part in gather_objects(self.fabric, results):
+            merged |= part
+        return merged
+
+    def share(self, parts: list) -> list:
+        """Return the parts that are assigned to this rank."""
+        return parts[self.fabric.global_rank :: self.fabric.world_size]
+
+    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> Results:
+        """Evaluate tasks one after another on this rank.
+
+        Returns:
+            The values of each task by name; tasks without data are left out.
+        """
+        models, results = what.models, dict[Task, dict[str, Any]]()
+        loaded = None
+        with self.evaluating(what.stage, what.round):
+            for which, client in tasks:
+                loader = self.loader(what.split, client)
+                if loader is None:
+                    continue
+                self.seed_client(client, what.round)
+                # z is loaded once and stays for all clients; own models replace it, so it is loaded again after them.
+                if which != "global":
+                    self._load_local(models, client)
+                elif loaded != "global":
+                    self.engine.bench.load(models.z, models.counters, kept=models.kept)
+                loaded = which
+                user = self.engine.bench.user
+                user.best_metrics.key = f"{what.split} {which} {client}"
+                who = "data of all clients" if client < 0 else f"client {client}"
+                user.place = place_in_run(f"{who}, {what.stage}", what.round)
+                results[which, client] = user.evaluate(loader, what.stage)
+        # Only now are the values read from the device, all at once, so that it need not wait between clients.
+        numbers = iter(read(value for values in results.values() for value in values.values()))
+        return {task: {name: next(numbers) for name in values} for task, values in results.items()}
+
+    def seed_client(self, client: int, round: int) -> None:
+        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
+        # By round and client alone: a client's numbers depend neither on who was evaluated before it nor on the rank.
+        seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
+
+    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
+        """Return the loaders of K clients' data; None if one of them has none."""
+        device = self.engine.bench.user.device
+        return self.datamodule.client_eval_dataloaders(clients, split, device=device)
+
+    def loader(self, split: str, client: int) -> Any:
+        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
+        device = self.engine.bench.user.device
+        if client < 0:
+            return self.datamodule.pooled_dataloader(split, device=device)
+        return self.datamodule.client_eval_dataloader(client, split, device=device)

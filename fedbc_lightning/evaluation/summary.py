@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -52,17 +53,24 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
         metrics[Measured(name, split=split).name] = value
     measured = sorted({client for _, client in results if client >= 0})
     evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
-    _summarise_heldout(evaluation, split, results, heldout)
+    # Of clients that are held out: z as it is, and after fine-tuning
+    for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
+        for name, of_clients in _columns(results, which, heldout).items():
+            what, values = Measured(name, place, split), np.array(list(of_clients.values()))
+            evaluation.clients[what.name] = of_clients
+            metrics[what.name] = float(values.mean())
+            if split == "test":
+                metrics[what._replace(place=f"{place}_std").name] = deviation(values)
+                metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
     # Fairness compares the clients under one model, as q-FedAvg's tables do. Where parameters stay with the clients
     # there is no such model, and their own models are compared.
-    fair = "global" if any(which == "global" and client not in heldout for which, client in results) else "local"
+    trained = set(measured) - heldout
+    fair = "global" if any(("global", client) in results for client in trained) else "local"
     for which in ("local", "global"):
-        found = {c: named for (w, c), named in results.items() if w == which and c >= 0 and c not in heldout}
-        for name in _names(found):
-            clients = [client for client, named in found.items() if name in named]
-            values = np.array([named[name] for named in found.values() if name in named])
+        for name, of_clients in _columns(results, which, trained).items():
+            clients, values = list(of_clients), np.array(list(of_clients.values()))
             what = Measured(name, which, split)
-            evaluation.clients[what.name] = dict(zip(clients, values.tolist(), strict=True))
+            evaluation.clients[what.name] = of_clients
             if which == "local":
                 weighted = what._replace(place="local_weighted")
                 metrics[what.name] = float(values.mean())
@@ -72,24 +80,14 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 metrics[NUM_EVALUATED] = float(len(clients))
 
 
-def _summarise_heldout(evaluation: Evaluation, split: str, results: Results, heldout: Collection[int]) -> None:
-    """Add the metrics of clients that are held out: of z as it is, and after fine-tuning."""
-    for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
-        found = {client: values for (w, client), values in results.items() if w == which and client in heldout}
-        for name in _names(found):
-            of_clients = {client: values[name] for client, values in found.items() if name in values}
-            what, values = Measured(name, place, split), np.array(list(of_clients.values()))
-            evaluation.clients[what.name] = of_clients
-            evaluation.metrics[what.name] = float(values.mean())
-            if split == "test":
-                evaluation.metrics[what._replace(place=f"{place}_std").name] = deviation(values)
-                evaluation.metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
-
-
-def _names(found: dict[int, dict[str, float]]) -> list[str]:
-    """Return all names under which clients have values, as they first occur."""
-    kinds = dict.fromkeys(map(tuple, found.values()))  # most clients have the same names
-    return list(dict.fromkeys(name for kind in kinds for name in kind))
+def _columns(results: Results, which: str, clients: Collection[int]) -> dict[str, dict[int, float]]:
+    """Return the values of one kind of model at some of the clients, by name and client."""
+    columns = defaultdict[str, dict[int, float]](dict)
+    for (kind, client), named in results.items():
+        if kind == which and client in clients:
+            for name, value in named.items():
+                columns[name][client] = value
+    return columns
 
 
 def deviation(values: np.ndarray) -> float:

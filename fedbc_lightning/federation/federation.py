@@ -44,9 +44,8 @@ from fedbc_lightning.federation.user_methods import (
     server_parts,
     update_clients,
 )
-from fedbc_lightning.module import local_schedules
+from fedbc_lightning.module import schedulers
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
@@ -107,7 +106,8 @@ class Federation:
         show_largest_client(self.user, self.local, self.participation)
         self.schedule = round_schedulers(user, self.local, self.participation)
         kept = kept_names(user.module, local_parameters, buffers)
-        self.bench = Workbench.of_module(user, configure(user), self.local, datamodule, self.participation.seed, kept)
+        configured, seed = schedulers.configure(user), self.participation.seed
+        self.bench = Workbench.of_module(user, configured, self.local, datamodule, seed, kept)
         self.layout = self.bench.layout
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
@@ -138,7 +138,7 @@ class Federation:
         )
         declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
         # What a client keeps beside the method's state: its model, and where its own schedules stand.
-        self._client_parts: list[Any] = [local_schedules] if self.local.schedule_rounds is not None else []
+        self._client_parts: list[Any] = [schedulers] if self.local.schedule_rounds is not None else []
         self._client_parts.append(self.local_models)
         for part in (*self._client_parts, self.simulation):
             part.declare(declaration)

@@ -14,10 +14,8 @@ from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.base import BaseEngine, no_kept_parameters
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.federation.participation import Participation
-from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.client_optimizers import configure
-from fedbc_lightning.module.round_schedulers import RoundSchedulers
+from fedbc_lightning.module.schedulers import RoundSchedulers, check_schedules, configure
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.server.arrived_updates import ArrivedUpdates
 from fedbc_lightning.state import ParameterLayout, StateDeclaration
@@ -41,7 +39,7 @@ def round_schedulers(user: UserModule, local: LocalTraining, participation: Part
     schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
     if local.schedule_rounds is not None:
         limits = local.limits(participation.most_batches)
-        local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
+        check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
     return schedule
 
 

@@ -24,9 +24,8 @@ from fedbc_lightning.core.private_torch import inside_compiled, is_persistent
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.best_metrics import BestMetrics
-from fedbc_lightning.module.collector import MetricCollector, batch_size_of, plain_name
+from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, plain_name
 from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.log import ModuleLog
 from fedbc_lightning.module.mistakes import locate_step
 from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
@@ -49,6 +48,9 @@ class UserModule:
         datamodule: The clients' data; its batch-transfer hooks replace the module's, as in Lightning.
 
     Attributes:
+        log: What the module gets as its ``self.log``.
+        scratch: The buffers that do not travel, each with the values that every client finds in it.
+        has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
         has_told_scratch: True after the message that hooks wrote into buffers that do not travel.
         place: Client, stage and round of the current evaluation, for a note on an exception.
 
@@ -70,13 +72,14 @@ class UserModule:
         self.device = fabric.device
         self.collector = MetricCollector()
         shim.listen(lambda: self.collector)
-        self._log = ModuleLog(lambda: self.collector)
+        self.log = ModuleLog(lambda: self.collector)
         precision = fabric.strategy.precision
         self.precision = precision
         is_plain = type(precision) is Precision
         self.autocast: Callable[[], AbstractContextManager] = nullcontext if is_plain else precision.forward_context
         self._convert: Callable[[Any], Any] | None = None if is_plain else precision.convert_input
         self._transfer = _find_transfer_hooks(module, datamodule)
+        self.has_transfer_hooks = self._transfer is not None
         precision.convert_module(module)
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
@@ -86,16 +89,13 @@ class UserModule:
         self.has_told_scratch = False
         self.place = ""
         self._modes = [(m, m.training) for m in module.modules()]
-        self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
-
-    @property
-    def scratch(self) -> list[tuple[Tensor, Tensor]]:
-        """The buffers that do not travel, each with the values that every client finds in it."""
-        return self._scratch
+        self.takes_index = {
+            name: is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) for name in STEPS
+        }
 
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
-        self._scratch = [
+        self.scratch = [
             (buffer, buffer.clone())
             for child in self.module.modules()
             for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
@@ -104,18 +104,8 @@ class UserModule:
 
     def put_scratch_back(self) -> None:
         """Restore the buffers that do not travel to the values that every client finds in them."""
-        for buffer, initial in self._scratch:
+        for buffer, initial in self.scratch:
             buffer.copy_(initial)
-
-    @property
-    def has_transfer_hooks(self) -> bool:
-        """Whether the module or its data module overrides a batch-transfer hook."""
-        return self._transfer is not None
-
-    @property
-    def names_on_screen(self) -> list[str]:
-        """Names under which the module has logged values with ``prog_bar=True`` so far."""
-        return list(self._log.on_screen)
 
     # attach and detach
 
@@ -129,7 +119,7 @@ class UserModule:
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
-                child.log = self._log.log  # type: ignore[method-assign, assignment]
+                child.log = self.log.log  # type: ignore[method-assign, assignment]
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
@@ -155,10 +145,6 @@ class UserModule:
         for child, mode in self._modes:
             if child.training != mode:  # nn.Module.__setattr__ is slow
                 child.training = mode
-
-    def eval_mode(self) -> None:
-        """Put every part of the module into evaluation mode."""
-        self.module.eval()
 
     # steps
 
@@ -191,11 +177,9 @@ class UserModule:
         if isinstance(output, Tensor):
             return output, output
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None and output is not None:
-            raise ConfigurationError("model: training_step returned a dict without the key 'loss'.")
-        if loss is not None and not isinstance(loss, Tensor):
+        if output is not None and not isinstance(loss, Tensor):
             raise ConfigurationError(
-                f"model: training_step returned {type(loss).__name__}; return the loss as a tensor, a dict with "
+                f"model: training_step returned {type(output).__name__}; return the loss as a tensor, a dict with "
                 "'loss', or None to skip the step."
             )
         return loss, output
@@ -284,9 +268,8 @@ def unwrapped(model: Any) -> Any:
     if not is_from_compiled(module):
         from_compiled(model)
         for name in (*STEPS, "predict_step"):
-            if getattr(type(module), name) is getattr(
-                LightningModule, name
-            ):  # from_compiled has put Lightning's empty step there
+            # from_compiled has put Lightning's empty step where the module has none.
+            if getattr(type(module), name) is getattr(LightningModule, name):
                 delattr(module, name)
     return module
 
@@ -294,14 +277,7 @@ def unwrapped(model: Any) -> Any:
 def step_stage(module: LightningModule, split: str) -> str | None:
     """Return the stage whose step runs on a split: its own, else the other one; None if both steps are missing."""
     stages = ("test", "validation") if split == "test" else ("validation", "test")
-    for stage in stages:
-        if overrides(module, f"{stage}_step", LightningModule):
-            return stage
-    return None
-
-
-def _takes_index(step: Callable[..., Any]) -> bool:
-    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    return next((stage for stage in stages if overrides(module, f"{stage}_step", LightningModule)), None)
 
 
 def _never() -> bool:

@@ -9,25 +9,20 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
 from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.fast_forward import FastForward
 from fedbc_lightning.module.flat_sgd import FlatSGD
-from fedbc_lightning.module.round_schedulers import is_of_rounds
+from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, configure, needs_closure
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster
@@ -36,85 +31,6 @@ ELEMENTWISE = frozenset({
     torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Rprop,
     torch.optim.ASGD,
 })  # fmt: skip
-
-# Names of `self.trainer` that are the same in all rounds of a client, so that schedulers may read them
-LASTING = frozenset({
-    "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
-    "accumulate_grad_batches",
-})  # fmt: skip
-
-
-@dataclass
-class Configured:
-    """The result of one call of ``configure_optimizers``, whichever form it was returned in.
-
-    Attributes:
-        optimizer: The optimizer.
-        schedulers: The schedulers of interval ``step`` or ``epoch``, which are stepped inside a client.
-        round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
-            steps them.
-        reads_trainer: Whether the call read ``self.trainer``, so that it must be repeated for every client.
-    """
-
-    optimizer: Optimizer
-    schedulers: list[LRSchedulerConfig]
-    round_schedulers: list[LRSchedulerConfig]
-    reads_trainer: bool
-
-
-def configure(user: UserModule) -> Configured:
-    """Call the user's ``configure_optimizers``, and read its result in any of Lightning's forms.
-
-    Raises:
-        ConfigurationError: It returns no optimizer, several, or a form that Lightning does not know either.
-    """
-    user.shim.reads.clear()
-    try:
-        returned = user.module.configure_optimizers()
-    except ValueError as error:  # torch refuses a learning rate, a momentum, ...
-        raise ConfigurationError(f"model: configure_optimizers failed: {error}.") from error
-    reads_trainer = bool(user.shim.reads)
-    if returned is None:
-        raise ConfigurationError("model: configure_optimizers returned None; return an optimizer.")
-    try:
-        optimizers, schedulers, monitor = read_optimizers(returned)
-        round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
-        local = [s for s in schedulers if not any(s is r for r in round_schedulers)]
-        configs = read_schedulers(local, monitor)
-        at_server = read_schedulers([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
-    except MisconfigurationException as error:
-        raise ConfigurationError(f"model: {error}") from None
-    if len(optimizers) != 1:
-        raise ConfigurationError(
-            f"model: configure_optimizers returned {len(optimizers)} optimizers; several need manual optimization, "
-            "which cannot be federated. Use one optimizer with several parameter groups."
-        )
-    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
-        raise ConfigurationError(
-            f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
-            "method's terms nor clipping reach; return its original_optimizer."
-        )
-    own = set(user.module.parameters())
-    if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
-        raise ConfigurationError(
-            "model: configure_optimizers returned an optimizer with parameters that are not the module's; "
-            "make them parameters of the module."
-        )
-    of_rounds = [config for config in configs if is_of_rounds(config)]
-    at_server += of_rounds
-    configs = [config for config in configs if not any(config is moved for moved in of_rounds)]
-    if at_server and _needs_closure(optimizers[0]):
-        raise ConfigurationError(
-            "model: a scheduler of interval 'round' does not work with a closure optimizer (LBFGS)."
-        )
-    if configs and at_server:
-        kind = (
-            f"one that monitors '{of_rounds[0].monitor}', which evaluation logs," if of_rounds else "interval 'round'"
-        )
-        raise ConfigurationError(
-            f"model: a scheduler of rounds ({kind}) cannot be combined with one that is stepped inside clients."
-        )
-    return Configured(optimizers[0], configs, at_server, reads_trainer)
 
 
 class LocalOptimizer:
@@ -137,7 +53,7 @@ class LocalOptimizer:
         # A module that zeroes or steps itself may handle gradients: it finds its own parameters in the optimizer.
         own = any(overrides(user.module, name, LightningModule) for name in ("optimizer_zero_grad", "optimizer_step"))
         self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
-        self.needs_closure = _needs_closure(configured.optimizer)
+        self.needs_closure = needs_closure(configured.optimizer)
         self.learning_rates: list[float] | None = None
         self._fast_forward = FastForward()
         self._known_step: tuple[Any, Any] = (None, None)  # where the optimizer's step was found to be torch's, or not
@@ -284,25 +200,14 @@ class LocalOptimizer:
         for config in self.schedulers:
             if config.interval != interval or config.reduce_on_plateau != plateau or count % config.frequency:
                 continue
-            metrics = self._user.collector.current() if plateau else {}
-            if plateau and not config.strict and config.monitor not in metrics:
-                continue
-            metric = _monitored(config, metrics) if plateau else None
-            self._user.module.lr_scheduler_step(config.scheduler, metric)
-
-
-def _monitored(config: LRSchedulerConfig, metrics: dict[str, Tensor]) -> Any:
-    if config.monitor not in metrics:
-        raise ConfigurationError(
-            f"model: a scheduler monitors '{config.monitor}', which training did not log; there is: "
-            f"{', '.join(sorted(metrics))}. If validation logs it, let its name begin with val_."
-        )
-    return metrics[config.monitor]
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+            metrics: dict[Any, Tensor] = self._user.collector.current() if plateau else {}
+            if not plateau or config.monitor in metrics:
+                self._user.module.lr_scheduler_step(config.scheduler, metrics.get(config.monitor))
+            elif config.strict:
+                raise ConfigurationError(
+                    f"model: a scheduler monitors '{config.monitor}', which training did not log; there is: "
+                    f"{', '.join(sorted(metrics))}. If validation logs it, let its name begin with val_."
+                )
 
 
 def initial_state(optimizer: Optimizer) -> dict[Any, Any]:

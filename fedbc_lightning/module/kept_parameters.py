@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -28,54 +28,28 @@ def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy
             would not stay.
     """
     named = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    layers = {name: child for name, child in module.named_modules() if isinstance(child, BatchNorm)}
+    norms = {f"{prefix}.{name}".lstrip(".") for prefix, child in layers.items() for name, _ in child.named_parameters()}
     # Parameters, not names: a tied parameter has several names, and stays with the client if one of them fits.
     kept: set[nn.Parameter] = set()
     for pattern in patterns:
-        names = _of_batch_norm(module, buffers) if pattern == BATCH_NORM else _fitting(pattern, named)
-        kept |= {named[name] for name in names if name in named}
-    found = [name for name, p in module.named_parameters() if p.requires_grad and p in kept]
-    if found and len(kept) == len(set(named.values())):
-        raise ConfigurationError(
-            f"trainer.local_parameters: {', '.join(patterns)} fits all {len(found)} parameters, so nothing would be "
-            "shared; leave out those that the clients share, or take the algorithm Local."
-        )
-    return found
-
-
-def _fitting(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the names that a pattern fits.
-
-    Raises:
-        ConfigurationError: There is none; the message has the nearest names.
-    """
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        near = nearest(pattern.replace("*", ""), names)
-        hint = f"did you mean '{near}'?" if near else "give names, or patterns such as 'head.*'."
-        shown = ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
-        raise ConfigurationError(
-            f"trainer.local_parameters: '{pattern}' fits no trainable parameter; {hint} The parameters: {shown}."
-        )
-    return found
-
-
-def _of_batch_norm(module: nn.Module, buffers: BufferPolicy) -> list[str]:
-    """Return the names of the parameters of all BatchNorm layers.
-
-    Raises:
-        ConfigurationError: There is no such layer with trainable parameters, or its statistics would not stay.
-    """
-    layers = {name: child for name, child in module.named_modules() if isinstance(child, BatchNorm)}
-    found = [f"{prefix}.{name}".lstrip(".") for prefix, child in layers.items() for name, p in child.named_parameters()
-             if p.requires_grad]  # fmt: skip
-    if not found:
-        raise ConfigurationError(
-            f"trainer.local_parameters: {BATCH_NORM} stands for the parameters of BatchNorm layers, and the model has "
-            "none that is trained; leave it out, or give patterns of names."
-        )
-    if buffers != "local" and any(child.track_running_stats for child in layers.values()):
+        names = [name for name in named if (name in norms if pattern == BATCH_NORM else fnmatchcase(name, pattern))]
+        if not names:
+            near = nearest(pattern.replace("*", ""), named)
+            hint = f"did you mean '{near}'?" if near else f"give names, patterns such as 'head.*', or {BATCH_NORM}."
+            shown = ", ".join(list(named)[:12]) + (", ..." if len(named) > 12 else "")
+            raise ConfigurationError(
+                f"trainer.local_parameters: '{pattern}' fits no trainable parameter; {hint} The parameters: {shown}."
+            )
+        kept |= {named[name] for name in names}
+    if BATCH_NORM in patterns and buffers != "local" and any(child.track_running_stats for child in layers.values()):
         raise ConfigurationError(
             f"trainer.local_parameters: {BATCH_NORM} keeps BatchNorm's weights with each client, so its running mean "
             f"and variance must stay, too; set trainer.buffers: local (it is {buffers})."
         )
-    return found
+    if kept and len(kept) == len(set(named.values())):
+        raise ConfigurationError(
+            f"trainer.local_parameters: {', '.join(patterns)} fits all {len(kept)} parameters, so nothing would be "
+            "shared; leave out those that the clients share, or take the algorithm Local."
+        )
+    return [name for name, p in module.named_parameters() if p in kept]

@@ -81,11 +81,6 @@ class SharedState:
                     found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
             for key, part in child.named_children():
                 found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
-        kinds = {kind for child in self._module.modules() for kind in type(child).__mro__ if not _is_of_library(kind)}
-        for kind in kinds:
-            for key, value in list(vars(kind).items()):
-                if not key.startswith("__"):
-                    found[f"{kind.__name__}.{key}"] = left.describe(value)
         return found
 
 

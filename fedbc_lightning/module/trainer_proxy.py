@@ -40,6 +40,23 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Names that are computed from others; what they read counts as read by the user. Each client has one loader, whose
+# number of batches Lightning gives in a list.
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "model": lambda trainer: trainer.lightning_module,
+    "evaluating": lambda trainer: trainer.stage in ("validating", "testing"),
+    "logged_metrics": lambda trainer: trainer.callback_metrics,
+    "progress_bar_metrics": lambda trainer: {name: float(value) for name, value in trainer.callback_metrics.items()},
+    "early_stopping_callbacks": lambda trainer: [
+        each for each in trainer.peek(["callbacks"])[0] if isinstance(each, both(EarlyStopping))
+    ],
+    "early_stopping_callback": lambda trainer: next(iter(trainer.early_stopping_callbacks), None),
+    "num_val_batches": lambda trainer: [len(each) for each in (trainer.val_dataloaders,) if each is not None],
+    "num_test_batches": lambda trainer: [len(each) for each in (trainer.test_dataloaders,) if each is not None],
+    "num_predict_batches": lambda trainer: [len(each) for each in (trainer.predict_dataloaders,) if each is not None],
+}
+
+
 class Stoppable(Protocol):
     """A run that the user's module may stop: ``self.trainer.should_stop = True`` ends it after the round."""
 
@@ -141,11 +158,13 @@ class ModuleTrainer:
     def __getattr__(self, name: str) -> Any:
         """Return the value of a name, or raise an error that says which names there are."""
         values = self.__dict__.get("_values", {})
+        if name in COMPUTED:
+            return COMPUTED[name](self)
         if name.startswith("_") or name not in values:
-            computed = [key for key, part in vars(type(self)).items() if isinstance(part, property)]
+            properties = [key for key, part in vars(type(self)).items() if isinstance(part, property)]
             raise MissingNameError(
                 f"self.trainer.{name} does not exist in federated training; there is: "
-                f"{', '.join(sorted([*values, *computed]))}."
+                f"{', '.join(sorted([*values, *COMPUTED, *properties]))}."
             )
         # What configure_optimizers reads here may differ between clients, so it decides whether one call serves them
         # all.
@@ -181,11 +200,6 @@ class ModuleTrainer:
     # Names that are computed. A read of ``self.name`` counts as one of the user's, of ``self._values`` it does not.
 
     @property
-    def model(self) -> LightningModule:
-        """The user's module, without a wrapper."""
-        return self.lightning_module
-
-    @property
     def stage(self) -> str | None:
         """What this process does with clients: one of :data:`STAGES`, or None in the hooks of rounds and runs."""
         return next((stage for stage in reversed(STAGES) if self._values[stage]), None)
@@ -199,11 +213,6 @@ class ModuleTrainer:
         return SimpleNamespace(fn=fn, status=TrainerStatus.RUNNING, stage=stage, finished=False, stopped=False)
 
     @property
-    def evaluating(self) -> bool:
-        """Whether a model is validated or tested."""
-        return self.stage in ("validating", "testing")
-
-    @property
     def is_last_batch(self) -> bool:
         """Whether the batch is the last of its local epoch."""
         if self.current_client is None or self.collector is None:
@@ -214,44 +223,6 @@ class ModuleTrainer:
     def should_stop(self) -> bool:
         """Whether the client's training ends after this step; outside of clients, whether the run ends."""
         return self.is_client_stopped if self.training else self.run.should_stop
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """The same as ``callback_metrics``."""
-        return self.callback_metrics
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """The same as ``callback_metrics``, as numbers."""
-        return {name: float(value) for name, value in self.callback_metrics.items()}
-
-    @property
-    def early_stopping_callbacks(self) -> list[Any]:
-        """The callbacks that are an EarlyStopping."""
-        return [each for each in self._values["callbacks"] if isinstance(each, both(EarlyStopping))]
-
-    @property
-    def early_stopping_callback(self) -> Any:
-        """The first EarlyStopping, or None."""
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def num_val_batches(self) -> list[int]:
-        """Number of batches of the client's validation data, in a list as for one loader."""
-        return self._num_batches("val_dataloaders")
-
-    @property
-    def num_test_batches(self) -> list[int]:
-        """Number of batches of the client's test data."""
-        return self._num_batches("test_dataloaders")
-
-    @property
-    def num_predict_batches(self) -> list[int]:
-        """Number of batches that are predicted."""
-        return self._num_batches("predict_dataloaders")
-
-    def _num_batches(self, loaders: str) -> list[int]:
-        return [] if getattr(self, loaders) is None else [len(self._values[loaders])]
 
     # For the framework
 

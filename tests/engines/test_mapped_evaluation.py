@@ -259,7 +259,7 @@ class LooksAtMemory(Model):
     [
         (LooksAtValues, ".item()"),
         (LooksAtSomeValues, ".item()"),
-        (Draws, "it draws random numbers"),
+        (Draws, "random operation"),
         (UsesAParameterElsewhere, "gives other numbers"),
         (IsDoneInTurn, "each of them in turn"),
         (HoldsAMetric, "holds a torchmetrics Metric"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
-from fedbc_lightning.module.client_optimizers import Configured
+from fedbc_lightning.module.schedulers import Configured
 
 SLICES = [slice(0, 4), slice(4, 9)]
 

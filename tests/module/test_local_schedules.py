@@ -19,7 +19,7 @@ from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.federation.system import Stragglers
-from fedbc_lightning.module import fast_forward
+from fedbc_lightning.module import schedulers
 
 ROUNDS = 4
 BATCHES = [1, 3, 4, 6, 7, 9]
@@ -137,7 +137,7 @@ CASES = {
 @in_a_row
 @pytest.mark.parametrize("name", CASES)
 def test_rates_and_counts_are_those_of_a_scheduler_that_lives_as_long_as_the_run(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(fast_forward, "STRIDE", 4)
+    monkeypatch.setattr(schedulers, "STRIDE", 4)
     make, interval, frequency, local = CASES[name]
     watch = Watch()
     trainer = make_trainer(
@@ -199,7 +199,7 @@ def test_one_client_trains_as_under_lightning(tmp_path):
 
 @in_a_row
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_forward, "STRIDE", 4)
+    monkeypatch.setattr(schedulers, "STRIDE", 4)
     make, interval, _, local = CASES["in a row"]
 
     def fit(root, fails_at=None, ckpt_path=None):
@@ -310,13 +310,13 @@ def constant(optimizer, module):
 
 
 REFUSED = [
-    ({"make": lambda o, m: lr_scheduler.ReduceLROnPlateau(o)}, "ReduceLROnPlateau depends on the metrics"),
+    ({"make": lambda o, m: lr_scheduler.ReduceLROnPlateau(o)}, "one that monitors a metric needs those of all"),
     ({"make": constant, "interval": "step", "frequency": 2}, "or a frequency above 1 of interval step"),
     ({"make": lambda o, m: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), "interval": "step"},
      r"OneCycleLR could not be stepped 27 times \(ValueError: Tried to step 10 times"),
     ({"make": lambda o, m: Forgetful(o)}, "Forgetful keeps something that its state_dict does not hold"),
     ({"make": lambda o, m: lr_scheduler.LambdaLR(o, lambda _: 1 / (1 + m.global_step))},
-     r"configure_optimizers, or a scheduler that it makes, reads self\.trainer\.global_step"),
+     r"configure_optimizers or a scheduler reads self\.trainer\.global_step"),
     ({"make": lambda o, m: lr_scheduler.LambdaLR(o, lambda _: 1 / (1 + m.trainer.current_round))},
      r"LambdaLR reads self\.trainer\.current_round, which changes"),
     ({"make": lambda o, m: lr_scheduler.LambdaLR(o, lambda _, start=m.trainer.current_epoch: 1.0)},
@@ -328,7 +328,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[said[:20] for _, said in REFUSED])
 def test_a_scheduler_that_cannot_be_carried_on_is_refused(tmp_path, monkeypatch, options, said):
-    monkeypatch.setattr(fast_forward, "STRIDE", 2)
+    monkeypatch.setattr(schedulers, "STRIDE", 2)
     options = dict(options)
     model = make_model(options.pop("module", Scheduled), **options)
     with pytest.raises(ConfigurationError, match="local_schedules: continue .*" + said) as error:

@@ -477,8 +477,6 @@ class Ema:
 class Remembering(BoringModel):
     """Holds one kind of state, which its step changes."""
 
-    counts = (0,)
-
     def __init__(self, kind="nothing", resets=False):
         super().__init__()
         self.kind, self.sizes, self.net[2].slope = kind, [1, 2], 0.5
@@ -500,7 +498,6 @@ class Remembering(BoringModel):
             "torch": lambda: torch.rand(1, generator=self.state), "numpy": lambda: self.state.random(),
             "random": lambda: self.state.random(), "child": lambda: setattr(self.net[2], "slope", 0.1),
             "hidden": lambda: self.state[0].weight.data.add_(1),
-            "class": lambda: setattr(Remembering, "counts", (batch_idx + 1,)),
             "cleared": lambda: self.sizes.append(3) or self.sizes.pop(),
         }  # fmt: skip
         changes.get(self.kind, int)()
@@ -521,8 +518,6 @@ def test_state_that_clients_share_is_said_once(tmp_path, caplog):
         assert "model: state changed while clients trained" in line, kind
     (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="child"))
     assert "model: net.2.slope changed" in line
-    (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="class"))
-    assert "model: Remembering.counts changed" in line
     for kind, resets in (("nothing", False), ("own", False), ("cleared", False), ("number", True)):
         assert not lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind, resets=resets)), kind
 

@@ -136,13 +136,17 @@ def wrapped():
 @pytest.mark.parametrize(
     ("module", "data", "options", "names"),
     [
-        (Guarded, lambda: UserData((9, 7)), {}, r"val_loss.*super\(\).__init__\(val_fraction=0.1\)"),
-        (Guarded, Takes, {}, r"val_loss.*set data.val_fraction, e.g. 0.1"),
+        (Guarded, lambda: UserData((9, 7)), {}, r"val_loss.*val_fraction=0.1 to super\(\).__init__"),
         (Guarded, wrapped, {}, r"val_loss.*set data.val_fraction, e.g. 0.1"),
         (Guarded, Validated, {"eval_every_n_rounds": 0}, r"val_loss.*eval_every_n_rounds"),
         (Without, Validated, {}, r"val_loss.*validation_step"),
         (Misspelt, Validated, {}, r"'val_loss', which evaluation did not log; there is: .*losses/val_global"),
-        (Combined, Validated, {}, r"val_loss.*inside clients"),
+        (
+            Combined,
+            Validated,
+            {},
+            "cannot be combined with one that is stepped inside clients",
+        ),
     ],
 )
 def test_what_will_not_be_logged_is_said_before_training(tmp_path, module, data, options, names):
@@ -156,7 +160,7 @@ def test_a_run_without_validation_data_is_not_told_to_split_some_off_afterwards(
     """That would be refused by the checkpoint, and the samples were trained on."""
     module, data = fresh(_Classifier), Takes(batch_size=4)
     trainer = run(tmp_path, module, data, max_rounds=1)
-    with pytest.raises(ConfigurationError, match=r"no validation data; the run was trained without any.*use test"):
+    with pytest.raises(ConfigurationError, match=r"no validation data; the run was trained on every sample; use test"):
         trainer.validate(module, data, FedAvg())
     with pytest.raises(ConfigurationError, match=r"no validation data; set data.val_fraction"):
         trainer.validate(fresh(_Classifier), data, FedAvg())

@@ -7,7 +7,7 @@ from torch import Tensor
 from fedbc_lightning.engines.stacked.mappable import check_step
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.client_optimizers import configure
+from fedbc_lightning.module.schedulers import configure
 
 # Bytes that the matrices (K, d) of a cohort may take.
 BYTES_OF_ROWS = 2**30

@@ -1,0 +1,329 @@
+"""What ``configure_optimizers`` returns, and how its schedulers go on from epoch to epoch and from round to round.
+
+Schedulers of a client start anew in each round, or go on where the client left them (``trainer.local_schedules:
+continue``): then each client keeps two counts, and new schedulers are moved to them. Schedulers of rounds belong to the
+server. :func:`declare`, :func:`begin` and :func:`end` are this module's part in a round.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
+from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
+from fedbc_lightning.state.cohort import Cohort, Taken
+
+if TYPE_CHECKING:
+    from fedbc_lightning.module.adapter import UserModule
+    from fedbc_lightning.state.declaration import StateDeclaration
+
+# Number of epochs or steps between kept states; no client is stepped through more than these
+STRIDE = 100
+
+# Names of two scalars of each client, which are also columns of `clients.csv`
+EPOCHS, STEPS = "epochs_taken", "steps_taken"
+
+# Names of `self.trainer` that are the same in all rounds of a client, so that schedulers may read them
+LASTING = frozenset({
+    "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
+    "accumulate_grad_batches",
+})  # fmt: skip
+
+
+@dataclass
+class Configured:
+    """The result of one call of ``configure_optimizers``, whichever form it was returned in.
+
+    Attributes:
+        optimizer: The optimizer.
+        schedulers: The schedulers of interval ``step`` or ``epoch``, which are stepped inside a client.
+        round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
+            steps them.
+        reads_trainer: Whether the call read ``self.trainer``, so that it must be repeated for every client.
+    """
+
+    optimizer: Optimizer
+    schedulers: list[LRSchedulerConfig]
+    round_schedulers: list[LRSchedulerConfig]
+    reads_trainer: bool
+
+
+def configure(user: UserModule) -> Configured:
+    """Call the user's ``configure_optimizers``, and read its result in any of Lightning's forms.
+
+    Raises:
+        ConfigurationError: It returns no optimizer, several, or a form that Lightning does not know either.
+    """
+    user.shim.reads.clear()
+    try:
+        returned = user.module.configure_optimizers()
+    except ValueError as error:  # torch refuses a learning rate, a momentum, ...
+        raise ConfigurationError(f"model: configure_optimizers failed: {error}.") from error
+    reads_trainer = bool(user.shim.reads)
+    try:
+        optimizers, schedulers, monitor = ([], [], None) if returned is None else read_optimizers(returned)
+        round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
+        local = [s for s in schedulers if not any(s is r for r in round_schedulers)]
+        configs = read_schedulers(local, monitor)
+        at_server = read_schedulers([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
+    except MisconfigurationException as error:
+        raise ConfigurationError(f"model: {error}") from None
+    if len(optimizers) != 1:
+        raise ConfigurationError(
+            f"model: configure_optimizers returned {len(optimizers)} optimizers, and several need manual optimization, "
+            "which cannot be federated; return one, which may have several parameter groups."
+        )
+    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
+        raise ConfigurationError(
+            f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
+            "method's terms nor clipping reach; return its original_optimizer."
+        )
+    own = set(user.module.parameters())
+    if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
+        raise ConfigurationError(
+            "model: configure_optimizers returned an optimizer with parameters that are not the module's; "
+            "make them parameters of the module."
+        )
+    # A plateau scheduler of interval epoch that monitors what only the evaluation after a round logs is the server's.
+    on_plateau = [config for config in configs if config.interval == "epoch" and config.reduce_on_plateau]
+    of_rounds = [config for config in on_plateau if is_of_evaluation(config.monitor or "")]
+    at_server += of_rounds
+    configs = [config for config in configs if config not in of_rounds]
+    if at_server and (configs or needs_closure(optimizers[0])):
+        raise ConfigurationError(
+            "model: a scheduler of interval 'round', or one that monitors what evaluation logs, cannot be combined "
+            "with one that is stepped inside clients, nor with an optimizer that needs a closure (LBFGS)."
+        )
+    return Configured(optimizers[0], configs, at_server, reads_trainer)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step must be given a closure, as that of LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+class ScheduleState(NamedTuple):
+    """The state of schedulers and of the parameter groups that they write.
+
+    Attributes:
+        groups: The options of each parameter group, such as the learning rate, which schedulers write.
+        schedulers: The ``state_dict`` of each scheduler.
+    """
+
+    groups: list[dict[str, Any]]
+    schedulers: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
+        """Copy the state of an optimizer's groups and of its schedulers."""
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        return copy.deepcopy(cls(groups, [config.scheduler.state_dict() for config in configs]))
+
+    def load(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
+        """Write the state into another optimizer and its schedulers, which were made alike."""
+        state = copy.deepcopy(self)
+        for group, values in zip(optimizer.param_groups, state.groups, strict=True):
+            group.update(values)
+        for config, values in zip(configs, state.schedulers, strict=True):
+            config.scheduler.load_state_dict(values)
+
+
+class FastForward:
+    """Moves new schedulers to any count of epochs or steps; the result depends on nothing but the count.
+
+    Kept states only save time, so a resumed run, which starts without any, has the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[Hashable, dict[int, ScheduleState]] = {}
+
+    def move(
+        self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig], count: int, made_from: Hashable | None
+    ) -> None:
+        """Step new schedulers as often as a client stepped its own in ``count`` epochs or steps.
+
+        Args:
+            optimizer: Optimizer of the schedulers.
+            configs: Schedulers of one interval.
+            count: Number of epochs or steps, as the interval says.
+            made_from: Key that is equal for schedulers that were made alike; None for schedulers unlike any others.
+        """
+        known = {} if made_from is None else self._states.setdefault(made_from, {})
+        # A client comes back after any number of rounds. From the nearest kept state below its count, fewer than STRIDE
+        # steps are left; the numbers are those of a scheduler that was stepped from the beginning.
+        start = next((k for k in range(count - count % STRIDE, 0, -STRIDE) if k in known), 0)
+        if start:
+            known[start].load(optimizer, configs)
+        for done in range(start + 1, count + 1):
+            _step_quietly([config for config in configs if done % config.frequency == 0])
+            if done % STRIDE == 0:
+                known[done] = ScheduleState.read(optimizer, configs)
+
+
+def _step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:
+    """Step schedulers without the warning that their optimizer has not stepped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for config in configs:
+            scheduler: Any = config.scheduler
+            scheduler.step()
+
+
+class RoundSchedulers:
+    """Holds the schedulers of the server, whose learning rates are those with which the clients of a round start.
+
+    Args:
+        optimizer: The optimizer that they were made for; no client uses it.
+        configs: Schedulers of interval ``round``, and those that monitor what evaluation logs.
+    """
+
+    def __init__(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
+        self._optimizer, self._configs = optimizer, configs
+
+    @property
+    def monitored(self) -> list[str]:
+        """The names that evaluation must log."""
+        names = [config.monitor or "" for config in self._configs if config.reduce_on_plateau]
+        return list(filter(is_of_evaluation, names))
+
+    @property
+    def learning_rates(self) -> list[float] | None:
+        """Learning rate of each parameter group; None without schedulers of the server."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._configs else None
+
+    def check(self, metrics: Collection[str]) -> None:
+        """Check that an evaluation, if there was one, logged the monitored metrics.
+
+        Args:
+            metrics: Metrics of the round by name.
+
+        Raises:
+            ConfigurationError: An evaluation did not log a monitored metric.
+        """
+        # A hook of the user's may log val_score, say, without an evaluation: evaluation's own names alone count.
+        there = [name for name in sorted(metrics) if is_of_evaluation(name) and name_in_log(name, ()) == name]
+        for config in self._configs if there else ():
+            name = name_in_log(config.monitor or "", metrics)
+            if config.monitor in self.monitored and config.strict and name not in metrics:
+                raise ConfigurationError(
+                    f"model: a scheduler monitors '{config.monitor}', which evaluation did not log; there is: "
+                    f"{', '.join(there)}."
+                )
+
+    def step(self, round: int, metrics: dict[str, float]) -> None:
+        """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
+        self.check(metrics)
+        # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
+        # clients.
+        for config in self._configs:
+            self._optimizer.zero_grad()
+            self._optimizer.step()  # without gradients it changes nothing, but schedulers warn if it never ran
+            if round % config.frequency:
+                continue
+            scheduler: Any = config.scheduler
+            if not config.reduce_on_plateau:
+                scheduler.step()
+                continue
+            name = name_in_log(config.monitor or "", metrics)
+            if name in metrics:
+                scheduler.step(metrics[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the schedulers and the learning rates."""
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
+        states = [config.scheduler.state_dict() for config in self._configs]
+        return {"schedulers": states, "groups": groups} if states else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for config, saved in zip(self._configs, state.get("schedulers", []), strict=True):
+            config.scheduler.load_state_dict(saved)
+        for group, saved in zip(self._optimizer.param_groups, state.get("groups", []), strict=False):
+            group.update(saved)
+
+
+def declare(declaration: StateDeclaration) -> None:
+    """Declare the number of epochs and of steps that each client has made."""
+    declaration.client_scalar(EPOCHS)
+    declaration.client_scalar(STEPS)
+
+
+def begin(cohort: Cohort) -> None:
+    """Set the epochs and steps of earlier rounds in a cohort; the model of pooled data uses the last client's row."""
+    epochs, steps = cohort[EPOCHS].tolist(), cohort[STEPS].tolist()
+    cohort.taken_before = [Taken(done, int(count)) for done, count in zip(epochs, steps, strict=True)]
+
+
+def end(cohort: Cohort) -> None:
+    """Stage the epochs and steps that the clients have made; clients that drop out of the round keep theirs."""
+    if cohort.taken_after:
+        cohort.stage(EPOCHS, torch.tensor([taken.epochs for taken in cohort.taken_after], dtype=torch.float64))
+        cohort.stage(STEPS, torch.tensor([taken.steps for taken in cohort.taken_after], dtype=torch.float64))
+
+
+def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
+    """Refuse schedulers that cannot be moved to a number of epochs or steps.
+
+    Args:
+        user: The user's module.
+        max_epochs: Largest number of local epochs of a client in the whole run.
+        max_steps: Largest number of local steps of a client in the whole run.
+
+    Raises:
+        ConfigurationError: A scheduler cannot be moved; the message has the reason.
+    """
+    configured, other = configure(user), configure(user)
+    if not configured.schedulers:
+        return
+    configs, reads = configured.schedulers, sorted(user.shim.reads & {"current_epoch", "global_step"})
+    total = max_epochs if configs[0].interval == "epoch" else max_steps
+    if any(config.reduce_on_plateau for config in configs):
+        problem: str | None = "one that monitors a metric needs those of all earlier epochs, which are not kept"
+    elif overrides(user.module, "lr_scheduler_step", LightningModule):
+        problem = "the module's own lr_scheduler_step may depend on more than their count"
+    elif len({c.interval for c in configs}) > 1 or any(c.interval == "step" and c.frequency > 1 for c in configs):
+        problem = "both intervals at once, or a frequency above 1 of interval step, need more than one count"
+    elif reads:
+        problem = f"configure_optimizers or a scheduler reads self.trainer.{reads[0]}, which would count twice"
+    else:
+        problem = _problem_of_steps(configured, other, user, total)
+    if problem is not None:
+        raise ConfigurationError(
+            f"trainer.local_schedules: continue cannot carry the model's schedulers from round to round: {problem}; "
+            "change that, or use fresh."
+        )
+
+
+def _problem_of_steps(configured: Configured, other: Configured, user: UserModule, total: int) -> str | None:
+    """Move schedulers to the end of the run, step by step and from a kept state, and return why they differ, or None.
+
+    This finds by itself what a list of classes would not: OneCycleLR that ends too early, and a scheduler whose
+    ``state_dict`` leaves something out.
+    """
+    user.shim.reads.clear()
+    kinds = ", ".join(type(config.scheduler).__name__ for config in configured.schedulers)
+    fast_forward = FastForward()
+    try:
+        for each in (configured, other):
+            fast_forward.move(each.optimizer, each.schedulers, total, "the end of the run")
+    except Exception as error:
+        return f"{kinds} could not be stepped {total} times ({type(error).__name__}: {first_line(error)})"
+    changing = user.shim.reads - LASTING
+    if changing:
+        return f"{kinds} reads self.trainer.{min(changing)}, which changes, when it is stepped"
+    ends = [ScheduleState.read(each.optimizer, each.schedulers).groups for each in (configured, other)]
+    return f"{kinds} keeps something that its state_dict does not hold" if ends[0] != ends[1] else None
