@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.federation.system import Diurnal, Lognormal, System
-    from fedbc_lightning.run.result import FitResult
+    from fedbc_lightning.run.run_record import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _HOMES = {
     "FederatedAlgorithm": "algorithms",
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer.trainer",
-    "FitResult": "run.result",
+    "FitResult": "run.run_record",
     "Lognormal": "federation.system",
     "PartitionedDataModule": "data",
     "PoissonSampler": "federation.sampling",

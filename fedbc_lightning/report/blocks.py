@@ -93,7 +93,7 @@ def state_of(run: RunRecord, column: str) -> pd.DataFrame:
     found = rows.pivot_table(index="client", columns="round", values=column, aggfunc="last")
     if found.empty:
         return found
-    every = range(1, max(run.last_round, int(found.columns[-1])) + 1)
+    every = range(1, max(run.num_rounds, int(found.columns[-1])) + 1)
     order = run.num_samples.index if len(run.num_samples) else found.index
     found = found.reindex(index=order, columns=every).ffill(axis=1)
     return found.rename(index=lambda client: run.client_name(client).removeprefix("client "))

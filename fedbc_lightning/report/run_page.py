@@ -41,7 +41,7 @@ def run_page(folder: Path) -> Page:
     records = {("", "", 0): run}
     return Page(
         title=f"{folder.resolve().parent.name}: {algorithm} on {data}",
-        subtitle=f"A run of {run.last_round} rounds on {len(run.num_samples)} clients, in {folder}.",
+        subtitle=f"A run of {run.num_rounds} rounds on {len(run.num_samples)} clients, in {folder}.",
         verdict=_verdict(run, algorithm),
         notices=list(_notices(run)),
         sections={
@@ -96,9 +96,9 @@ def _verdict(run: RunRecord, algorithm: str) -> list[str]:
 
 
 def _notices(run: RunRecord) -> Iterator[str]:
-    if run.max_rounds is not None and run.last_round < run.max_rounds:
+    if run.max_rounds is not None and run.num_rounds < run.max_rounds:
         yield (
-            f"The run is unfinished: it has {run.last_round} of {run.max_rounds} rounds. It was stopped, or it is "
+            f"The run is unfinished: it has {run.num_rounds} of {run.max_rounds} rounds. It was stopped, or it is "
             "still running."
         )
     # As written: for pandas an empty cell (not evaluated) and nan (diverged) are the same.
@@ -188,7 +188,7 @@ def _cost(run: RunRecord) -> Table:
     seconds = found["seconds"]
     rows = [
         ["what", "amount", "unit"],
-        ["rounds", f"{run.last_round:,}", ""],
+        ["rounds", f"{run.num_rounds:,}", ""],
         ["training and evaluation", f"{seconds:,.1f}", f"seconds{f' ({duration(seconds)})' if seconds >= 60 else ''}"],
         ["sent by the clients", megabytes(found["bytes_up"]), "MB"],
         ["sent to the clients", megabytes(found["bytes_down"]), "MB"],

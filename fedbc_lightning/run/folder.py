@@ -157,13 +157,3 @@ def how_to_go_on(folder: Path, max_rounds: int | None) -> str | None:
         return f'{trainer}.fit(..., ckpt_path="{(folder / LAST).as_posix()}")'
     more = "" if max_rounds is None else f" --trainer.max_rounds {max_rounds}"
     return f"fedbc-cli fit --ckpt_path {shlex.quote(str(folder))}{more}"
-
-
-def how_to_resume_last(experiment: Path, log_dir: str | None) -> str:
-    """Return the sentence of :func:`how_to_resume` for the run that a trainer is in, or was in last.
-
-    Args:
-        experiment: Folder of all runs of this name.
-        log_dir: The run folder; None if it is not known yet, so that the newest run of this name is meant.
-    """
-    return how_to_resume(last_checkpoint(experiment) if log_dir is None else Path(log_dir, LAST))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from fedbc_lightning.core.devices import deterministic_algorithms
 from fedbc_lightning.core.errors import ConfigurationError, add_note
 from fedbc_lightning.core.files import quiet_event_writers
+from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.distributed.heartbeat import WAS_LOST, Heartbeat, LostProcessError
 from fedbc_lightning.distributed.interrupts import passed_on
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.run import slurm
-from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
+from fedbc_lightning.run.folder import LAST, how_to_resume, last_checkpoint
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.run import Request, Run
-from fedbc_lightning.run.spawn_result import Outcome, leave, result_file, take_over
+from fedbc_lightning.run.run import Outcome, Request, Run
 from fedbc_lightning.run.trainer_attributes import RunView
 
 FOLDER = "folder.txt"
@@ -51,28 +54,28 @@ def run_in_processes(
         LostProcessError: A process was killed.
     """
     launch: Any = fabric.launch
-    try:
-        with result_file(fabric) as file, _heard_of(trainer, file):
-            result = launch(_run_in_process, trainer, request, perform, file)
-            return result, None if file is None else take_over(request.model, file)
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        # This process has only started the others: the folder that it knows is that of a run before, if any.
-        raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request, log_dir=None)) from None
-
-
-@contextmanager
-def _heard_of(trainer: RunView, file: Path | None) -> Iterator[None]:
-    """Wait for the end of an interrupted run in other processes, and take over where it lies."""
-    if file is None:
-        yield
-        return
-    try:
-        with passed_on():
-            yield
-    except KeyboardInterrupt:
-        if file.with_name(FOLDER).is_file():
-            trainer.progress.log_dir = file.with_name(FOLDER).read_text(encoding="utf-8")
-        raise
+    if start_method(fabric.strategy) == "popen":  # this process takes part in the run
+        return launch(_run_in_process, trainer, request, perform, None), None
+    # The result comes back in a file, which can have any size. The launcher's own way back is a pipe that is read after
+    # the processes have ended, and a process cannot end before its pipe is read: more than 64 KiB would never arrive.
+    with tempfile.TemporaryDirectory(prefix="fedbc_lightning_") as folder:
+        file = Path(folder, "outcome.pkl")
+        try:
+            with passed_on():
+                launch(_run_in_process, trainer, request, perform, file)
+        except KeyboardInterrupt:
+            if file.with_name(FOLDER).is_file():
+                trainer.progress.log_dir = file.with_name(FOLDER).read_text(encoding="utf-8")
+            raise
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            # This process has only started the others: the folder that it knows is that of a run before, if any.
+            raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request, log_dir=None)) from None
+        if not file.exists():  # rank 0 is on another machine
+            return None, None
+        with file.open("rb") as left:
+            module_state, outcome = pickle.load(left)
+    request.model.load_state_dict(module_state)
+    return None, outcome
 
 
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
@@ -93,14 +96,17 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     if file is None:
         return result
     if fabric.is_global_zero:
-        leave(run, result, file)
+        federation, progress = run.federation, replace(run.progress, loggers=[])  # loggers cannot be pickled
+        outcome = Outcome(federation.server, federation.clients, progress, result)
+        with file.open("wb") as left:
+            pickle.dump((module_state_of(federation), outcome), left)
     return None
 
 
 def _how_to_resume(trainer: RunView, request: Request, log_dir: str | None) -> str:
-    if request.fn != TrainerFn.FITTING:
-        return how_to_resume(None)  # only training can be resumed
-    return how_to_resume_last(trainer.settings.experiment, log_dir)
+    if request.fn != TrainerFn.FITTING:  # only training can be resumed
+        return how_to_resume(None)
+    return how_to_resume(last_checkpoint(trainer.settings.experiment) if log_dir is None else Path(log_dir, LAST))
 
 
 def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size: int, resume: str) -> Exception:

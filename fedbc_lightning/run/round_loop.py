@@ -46,7 +46,7 @@ class RoundLoop:
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
         progress = run.progress
-        progress.write_to(str(recorder.folder), recorder.loggers)
+        progress.log_dir, progress.loggers = str(recorder.folder), recorder.loggers
         run.shim.set(loggers=progress.loggers, logger=progress.logger, log_dir=progress.log_dir)
 
     def run(self) -> None:
@@ -66,7 +66,7 @@ class RoundLoop:
                 # checkpoint that close() writes is that of the last committed round.
                 failure = cause = self._interrupts.end(error)
                 self._federation.rollback()
-                progress.roll_back()
+                progress.current_round = progress.finished_round
                 with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
                     self._federation.load_global()
                 self._hooks.call_callbacks("on_exception", cause)
@@ -108,7 +108,7 @@ class RoundLoop:
         """Run one round."""
         run, federation = self._run, self._federation
         started = time.perf_counter()
-        round = self._progress.begin_round()
+        round = self._progress.current_round = self._progress.finished_round + 1
         run.shim.set(current_round=round, current_epoch=round, global_step=round)
         # Hooks may draw from the global generators; with a seed of its own for each round a resumed run draws the same.
         seed_globals(derive(run.seed, "round", round), run.user.device)
@@ -159,7 +159,7 @@ class RoundLoop:
         if round:
             self._federation.commit(round, metrics)
         run.user.best_metrics.commit()
-        progress.finish_round()
+        progress.finished_round = round
         collector = run.user.start_collecting()
         run.shim.set(current_epoch=round, global_step=round)
         seed_globals(derive(run.seed, "round end", round), run.user.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -154,10 +155,6 @@ class Progress:
         """
         return Progress(evaluation=self.evaluation, log_dir=self.log_dir, loggers=self.loggers)
 
-    def without_loggers(self) -> Progress:
-        """Return a copy that can be sent to another process, which loggers cannot."""
-        return replace(self, loggers=[])
-
     def restore(self, saved: Mapping[str, Any], max_rounds: int) -> None:
         """Go on from a checkpoint.
 
@@ -170,23 +167,23 @@ class Progress:
         self.num_rows = saved.get("rows", {})
         self.callback_metrics = {name: torch.tensor(value) for name, value in saved["callback_metrics"].items()}
 
-    def write_to(self, folder: str, loggers: list[Any]) -> None:
-        """Show where the run writes."""
-        self.log_dir, self.loggers = folder, loggers
-
-    def begin_round(self) -> int:
-        """Begin the round after the last finished one, and return its number."""
-        self.current_round = self.finished_round + 1
-        return self.current_round
-
-    def finish_round(self) -> None:
-        """Take down that the current round was committed."""
-        self.finished_round = self.current_round
-
-    def roll_back(self) -> None:
-        """Forget a round that was not committed."""
-        self.current_round = self.finished_round
-
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Show new values of metrics to callbacks."""
         self.callback_metrics |= {name: torch.tensor(value) for name, value in metrics.items()}
+
+
+@dataclass
+class Outcome:
+    """What a run in other processes leaves to the process that called the trainer.
+
+    Attributes:
+        server: State of the server.
+        clients: State of the clients.
+        progress: How far the run has come, without its loggers.
+        result: Value that the verb returns.
+    """
+
+    server: ServerState
+    clients: ClientStore
+    progress: Progress
+    result: Any

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+import yaml
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 
 from fedbc_lightning.core.errors import first_line
@@ -18,18 +19,20 @@ from fedbc_lightning.core.files import told
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.evaluation.summary import Evaluation
-from fedbc_lightning.run import events
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import class_names, hyper_parameters, run_checkpoint, states_of_users
+from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.tables import RunLog
 from fedbc_lightning.state import checkpoint
 
 log = logging.getLogger(__name__)
 
+# Largest fraction of the time that writing checkpoints may take if ``checkpoint_every_n_rounds`` is None
 MAX_SHARE_OF_TIME = 0.05
-"""Largest fraction of the time that writing checkpoints may take if ``checkpoint_every_n_rounds`` is None."""
+
+# Group of the histograms: TensorBoard sorts groups by name, and shows this one behind those of the curves
+BY_CLIENT = "values_by_client"
 
 
 class Recorder:
@@ -183,12 +186,16 @@ class Recorder:
         return self._write_seconds <= MAX_SHARE_OF_TIME * passed
 
     def _describe_run(self) -> None:
+        """Write the partition and its picture, and give other loggers the hyper-parameters."""
+        from PIL import Image
+
         from fedbc_lightning.data.partition_report import save_partition_report
 
         save_partition_report(self._run.datamodule, self.folder)
         for logger in self.loggers:
             if isinstance(logger, both(TensorBoardLogger)):
-                events.draw_partition(logger, self._run.datamodule)
+                with Image.open(self.folder / "partition.png") as picture:
+                    logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
             else:
                 with suppress(NotImplementedError):
                     logger.log_hyperparams(self._hyper_parameters)
@@ -196,12 +203,28 @@ class Recorder:
     def _show(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         """Write what TensorBoard shows of a round beside the curves."""
         if round == 0:  # and not when the folder was made: config.yaml is written in between
-            events.describe_settings(logger, self.folder, class_names(self._run) | self._hyper_parameters)
-        if evaluation.metrics and self._run.settings.has_histograms(round):
-            clients = self._run.federation.clients
-            trained = torch.from_numpy(self._run.datamodule.training_clients)
-            values: dict[str, Any] = {name: clients.scalar(name)[trained] for name in clients.scalar_names}
-            events.write_histograms(logger, round, values | {n: of.values() for n, of in evaluation.clients.items()})
+            self._show_settings(logger)
+        if not evaluation.metrics or not self._run.settings.has_histograms(round):
+            return
+        clients, trained = self._run.federation.clients, self._run.datamodule.training_clients
+        shown: dict[str, Any] = {name: clients.scalar(name).numpy()[trained] for name in clients.scalar_names}
+        shown |= {name: list(of_clients.values()) for name, of_clients in evaluation.clients.items()}
+        for name, numbers in shown.items():
+            with suppress(ValueError):  # NumPy cannot bin e.g. NaN, which must not end the run
+                logger.experiment.add_histogram(f"{BY_CLIENT}/{name}", np.array(numbers), round)
+
+    def _show_settings(self, logger: TensorBoardLogger) -> None:
+        """Show settings and ``config.yaml``, where the command line has written one, in the tabs HPARAMS and TEXT."""
+        from torch.utils.tensorboard.summary import hparams
+
+        settings, config = class_names(self._run) | self._hyper_parameters, self.folder / "config.yaml"
+        text = config.read_text(encoding="utf-8") if config.is_file() else yaml.safe_dump(settings, sort_keys=False)
+        logger.experiment.add_text("config", f"```yaml\n{text}\n```", 0)
+        given = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in settings.items()}
+        # Without the first summary, of a whole experiment: TensorBoard reads only one of these for all runs that it
+        # shows, and would leave out the settings of other methods.
+        for summary in hparams(given, {})[1:]:
+            logger.experiment.file_writer.add_summary(summary)
 
 
 def _make_loggers(

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.run.result import FitResult
-from fedbc_lightning.run.run import Progress, Run
+from fedbc_lightning.run.run import Outcome, Progress, Run
+from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.settings import RunSettings
-from fedbc_lightning.run.spawn_result import Outcome
 
 
 class Shown:

@@ -83,7 +83,7 @@ def read_results(
             reported = rows_of_run(study, run, report, metric)
             values = reported.reindex(columns=study.metrics).mean(skipna=False)
             row |= {"round": int(reported["round"].iloc[-1]), **values}
-            row |= {"rounds": record.last_round, **totals(record.metrics)}
+            row |= {"rounds": record.num_rounds, **totals(record.metrics)}
         rows.append(row | {"error": state.error, "folder": str(record.folder if record else run.folder)})
     first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
     return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])

@@ -22,16 +22,15 @@ from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.run.evaluation_hooks import evaluate_once
-from fedbc_lightning.run.export import Export
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.processes import run_in_processes
-from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
+from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.set_up import begin, find_beginning, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
+from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import (
     callbacks_of,
@@ -146,8 +145,8 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
-        prediction = Prediction(client, dataloaders)
-        return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.predict)
+        task = partial(predict, client=client, dataloaders=dataloaders)
+        return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, task)
 
     def export(
         self,
@@ -183,9 +182,11 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: The client or the model does not exist, or the file cannot be written.
         """
-        export = Export(client, None if out is None else Path(out), force)
-        ckpt_path = "last" if ckpt_path is None else ckpt_path
-        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export.write)
+        file, ckpt_path = None if out is None else Path(out), "last" if ckpt_path is None else ckpt_path
+        if file is not None:
+            check_out(file, force=force)
+        task = partial(export, client=client, out=file, force=force)
+        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, task)
 
     def plan(
         self,

@@ -17,7 +17,7 @@ from fedbc_lightning import FedAvg, FedBC
 from fedbc_lightning.algorithms import APFL, Centralized, FedBCFineTune, PerFedAvg
 from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.run.export import find_client
+from fedbc_lightning.run.trained_model import find_client
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.checkpoint import SOURCE
 

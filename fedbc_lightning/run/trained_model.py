@@ -1,0 +1,220 @@
+"""Writes one model of a run to a file, or predicts with it: the global model, or a client's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fedbc_lightning.core.errors import ConfigurationError, nearest
+from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.evaluation.measurement import ClientModel
+from fedbc_lightning.federation.checkpoint_content import module_state_of
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_checkpoint import lightning_checkpoint
+from fedbc_lightning.state import checkpoint
+
+
+def export(run: Run, *, client: str | int | None, out: Path | None, force: bool) -> Path:
+    """Write a model as :meth:`FederatedTrainer.export` says; the module holds z afterwards.
+
+    Args:
+        run: Run that has been set up, and restored from a checkpoint.
+        client: Number or name of the client whose own model is written; None: the global model.
+        out: File to write; None: a file beside the checkpoint.
+        force: Whether an existing file is overwritten.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigurationError: The client or the model does not exist, or the file cannot be written.
+    """
+    assert run.path is not None, "export asks for a checkpoint"
+    index, path = None if client is None else find_client(client, run.datamodule), run.path
+    which = "global" if index is None else f"client_{index}"
+    out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if out is None else out
+    if run.fabric.is_global_zero:
+        check_out(out, force=force)
+        if out.exists() and out.samefile(path):
+            raise ConfigurationError(f"out: '{out}' is the checkpoint itself; give another file.")
+        state = module_state_of(run.federation, choose_model(run, index))
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _write(run, state, _source(run, index, path), out)
+        except OSError as error:
+            raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error
+    run.federation.load_global()
+    return out
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Raise if the file is there already, also before any work is done.
+
+    Raises:
+        ConfigurationError: It is, and ``force`` is False, or it is a folder.
+    """
+    if out.is_dir():
+        raise ConfigurationError(f"out: '{out}' is a folder; give the name of a file.")
+    if out.exists() and not force:
+        raise ConfigurationError(f"out: '{out}' is there already; give another file, or --force to write over it.")
+
+
+def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path) -> None:
+    """Write a model in the form that the name of the file asks for; an adapter's folder has a name without a dot."""
+    peft = sys.modules.get("peft")  # a module that has adapters has imported it
+    named = run.user.module.named_modules()
+    adapters = [(name, part) for name, part in named if peft and isinstance(part, peft.PeftModel)]
+    if out.suffix == ".safetensors":
+        try:
+            from safetensors.torch import save_file
+        except ImportError as error:
+            raise ConfigurationError(
+                f"out: '{out}' needs safetensors: pip install 'fedbc-lightning[llm]', or give a name in .ckpt."
+            ) from error
+        tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+        with replacing(out) as partial:
+            save_file(tensors, partial, {"format": "pt", checkpoint.SOURCE: json.dumps(source)})
+    elif not out.suffix and len(adapters) == 1:
+        ((name, adapter),) = adapters
+        prefix = f"{name}." if name else ""
+        own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+        adapter.save_pretrained(str(out), state_dict=own)  # the folder that ``PeftModel.from_pretrained`` reads
+    else:
+        checkpoint.save_atomically(lightning_checkpoint(run, state, {checkpoint.SOURCE: source}), out)
+
+
+def _source(run: Run, client: int | None, path: Path) -> dict[str, Any]:
+    """Describe the origin of the model: run, checkpoint, round, algorithm and client."""
+    algorithm, names = run.federation.algorithm, run.datamodule.client_names
+    fine_tuning = None if client is None else algorithm.fine_tuning
+    return {
+        "run": "/".join(path.resolve().parent.parent.parts[-2:]),
+        "checkpoint": path.name,
+        "round": run.progress.finished_round,
+        "algorithm": str(algorithm),
+        "client": client,
+        "client_name": None if client is None or names is None else names[client],
+        "fine_tuned_on": fine_tuning and fine_tuning.split,
+    }
+
+
+def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | None) -> list[Any]:
+    """Return the value of ``predict_step`` for each batch, on the CPU; the module holds z afterwards.
+
+    Args:
+        run: Run that has been set up, and restored if there is a checkpoint.
+        client: Number or name of the client whose own model predicts; None: the global model.
+        dataloaders: Batches; None: ``predict_dataloader`` of the user's data module or model where one is overridden,
+            else the test data of that client, or of all.
+
+    Raises:
+        ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
+    """
+    index = None if client is None else find_client(client, run.datamodule)
+    evaluator, federation, owner = run.evaluator, run.federation, POOLED if index is None else index
+    loader = _of_the_user(run) if dataloaders is None else dataloaders
+    loader = evaluator.loader("test", owner) if loader is None else loader
+    if loader is None:
+        raise ConfigurationError("dataloaders: there is no test data to predict on; give a DataLoader.")
+    if isinstance(loader, (list, tuple)) and any(isinstance(part, DataLoader) for part in loader):
+        if len(loader) > 1:
+            raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
+        loader = loader[0]
+    chosen = choose_model(run, index)
+    run.hooks.call_callbacks("setup", "predict")
+    run.hooks.call_module("on_predict_model_eval")
+    run.hooks.call("on_predict_start")
+    with evaluator.evaluating("predict", run.progress.finished_round):
+        federation.bench.load(chosen.model, chosen.counters, kept=chosen.kept)
+        run.shim.set(predicting=True, predict_dataloaders=loader)
+        evaluator.seed_client(owner, run.progress.finished_round)
+        predictions = list(_predictions(run, loader))
+        run.shim.set(predicting=False)
+    run.hooks.call("on_predict_end")
+    federation.load_global()
+    return predictions
+
+
+def _predictions(run: Run, loader: Iterable[Any]) -> Iterator[Any]:
+    user, hooks, step, cpu = run.user, run.hooks, run.user.module.predict_step, torch.device("cpu")
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    user.start_collecting()
+    hooks.call("on_predict_epoch_start")
+    for batch_idx, raw in enumerate(loader):
+        batch = user.to_device(raw)
+        hooks.call("on_predict_batch_start", batch, batch_idx)
+        with user.autocast():
+            output = step(*((batch, batch_idx) if takes_index else (batch,)))
+        hooks.call("on_predict_batch_end", output, batch, batch_idx)
+        yield move_data_to_device(output, cpu)
+    hooks.call("on_predict_epoch_end")
+
+
+def _of_the_user(run: Run) -> Iterable[Any] | None:
+    """What ``predict_dataloader`` gives, as under lightning.Trainer: the data module's, else the model's; or None."""
+    data, model = run.datamodule.users_module, run.user.module
+    if overrides(data, "predict_dataloader", DataHooks):
+        if data is not run.datamodule:
+            data.setup("predict")  # a wrapped module has been set up for training
+        return data.predict_dataloader()
+    return model.predict_dataloader() if overrides(model, "predict_dataloader", DataHooks) else None
+
+
+def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
+    """Return the index of a client, which is given as a number or as a name.
+
+    Raises:
+        ConfigurationError: There is no such client.
+    """
+    last, names = datamodule.num_clients - 1, datamodule.client_names or []
+    try:
+        number = int(client)
+    except ValueError:
+        if client in names:
+            return names.index(str(client))
+        near = nearest(str(client), names)
+        meant = f"did you mean '{near}'? Else give" if near else "give"
+        raise ConfigurationError(f"client: none is named '{client}'; {meant} a number from 0 to {last}.") from None
+    if not 0 <= number <= last:
+        raise ConfigurationError(f"client: there is no client {client}; give a number from 0 to {last}.")
+    return number
+
+
+def choose_model(run: Run, client: int | None) -> ClientModel:
+    """Return the global model or a client's own.
+
+    Where clients keep parameters of their own, the global model has those of the initial module, as a new client would.
+
+    Raises:
+        ConfigurationError: The clients' models were not kept, or the algorithm trains on pooled data.
+    """
+    federation = run.federation
+    if client is None:
+        server = federation.server
+        return ClientModel(federation.algorithm.global_model(server), server["counters"], server.kept)
+    if federation.algorithm.trains_pooled:
+        raise ConfigurationError(f"client: {federation.algorithm} trains one model on all data; leave client out.")
+    if client in run.datamodule.heldout:
+        raise ConfigurationError(
+            f"client: client {client} is held out (data.heldout_clients) and has no model of its own; leave client out."
+        )
+    models = federation.models()
+    if models.local is None:
+        raise ConfigurationError(
+            f"client: {federation.algorithm} has no models of clients, and their last ones were not kept; leave client "
+            "out, or train with trainer.keep_local_models: true."
+        )
+    return run.evaluator.local_model(models, client, run.progress.finished_round)
