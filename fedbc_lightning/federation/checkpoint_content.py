@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -50,8 +51,8 @@ def module_state_of(
     left_out = () if with_frozen else layout.large_frozen()
     whole = federation.user.module.state_dict()
     state = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in left_out}
-    named = layout.named_buffers(buffers, counters) | layout.named_slices(z.cpu())
-    return state | layout.under_all_names(named if kept is None else named | layout.named_kept(kept.cpu()))
+    row = z.cpu() if kept is None else torch.cat([z.cpu(), kept.cpu()])
+    return state | layout.under_all_names(layout.named_buffers(buffers, counters) | layout.named_slices(row))
 
 
 def prepare_for(federation: Federation, state: dict[str, Any], path: str | Path) -> None:

@@ -84,7 +84,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     before = Weights.of(federation, with_frozen=is_resumed and is_heard)
     yield
     if is_heard:
-        federation.layout.check_replaced(federation.user.module)
+        federation.layout.check_replaced()
     after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     has_changed = after.differs_from(before)

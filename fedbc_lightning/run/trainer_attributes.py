@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -16,40 +16,6 @@ from fedbc_lightning.run.run import Outcome, Progress, Run
 from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.settings import RunSettings
-
-
-class Shown:
-    """An attribute that one of the trainer's parts has under the same name.
-
-    Args:
-        part: Function from the trainer to the part, or to None while there is none.
-        name: Name of the attribute.
-    """
-
-    def __init__(self, part: Callable[[Any], Any], name: str) -> None:
-        self._part, self._name = part, name
-
-    def __get__(self, trainer: object | None, owner: type) -> Any:
-        """Return the value that the part has now."""
-        return self if trainer is None else getattr(self._find(trainer), self._name)
-
-    def __set__(self, trainer: object, value: Any) -> None:
-        """Give the part another value."""
-        setattr(self._find(trainer), self._name, value)
-
-    def _find(self, trainer: object) -> Any:
-        part = self._part(trainer)
-        if part is None:
-            raise _absent(trainer, self._name)
-        return part
-
-
-def _absent(trainer: object, name: str) -> AttributeError:
-    """Return the error for an attribute of a run, where this process has not made one."""
-    return AttributeError(
-        f"'{type(trainer).__name__}' object has no '{name}' in this process: there is "
-        "none before a run, nor after a run in processes that it started"
-    )
 
 
 class RunView:
@@ -69,7 +35,6 @@ class RunView:
     """
 
     callbacks: list[Callback]
-    should_stop: bool  # for type checkers: callbacks set it, and attributes of the progress are made in a loop below
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings, self.progress = settings, Progress()
@@ -85,7 +50,7 @@ class RunView:
     def recorder(self) -> Recorder:
         """Recorder of the last training run, which writes its tables and checkpoints."""
         if self._recorder is None:
-            raise _absent(self, "recorder")
+            raise AttributeError
         return self._recorder
 
     @property
@@ -93,9 +58,7 @@ class RunView:
         """What the last training run has recorded, as :meth:`fit` returns it; also after a run was interrupted."""
         if self._outcome is not None and isinstance(self._outcome.result, FitResult):
             return self._outcome.result
-        if self._recorder is None:
-            raise _absent(self, "result")
-        return self._recorder.result()
+        return self.recorder.result()
 
     @property
     def is_global_zero(self) -> bool:
@@ -147,30 +110,33 @@ class RunView:
     val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
     check_val_every_n_epoch = 1
 
-    if TYPE_CHECKING:
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that one of the trainer's parts has under the same name."""
+        # Also called for a name whose property raises AttributeError, and for any name while a copy is unpickled.
+        part = _PART_OF[name](self) if name in _PART_OF else None
+        if part is None:
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no '{name}' in this process: there is "
+                "none before a run, nor after a run in processes that it started"
+            )
+        return getattr(part, name)
 
-        def __getattr__(self, name: str) -> Any:
-            """Return an attribute of a part, see below the class."""
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Give the part another value, as callbacks do: ``trainer.should_stop = True``."""
+        is_of_part = name in _PART_OF and not hasattr(type(self), name)
+        object.__setattr__(_PART_OF[name](self) if is_of_part else self, name, value)
 
 
 def _federation(trainer: RunView) -> Federation | None:
     return None if trainer._run is None else trainer._run.federation
 
 
-def _trained(trainer: RunView) -> Federation | Outcome | None:
-    return trainer._outcome if trainer._run is None else trainer._run.federation
-
-
-# Parts and their attributes, so that an option of the trainer is an attribute without being named here. A part stands
-# before others that have the same name: ``seed`` is that which the run has taken, ``logger`` the first of its loggers.
-_PARTS: tuple[tuple[Callable[[Any], Any], Iterable[str]], ...] = (
-    (lambda trainer: trainer.progress, ["logger", *(field.name for field in fields(Progress))]),
-    (lambda trainer: trainer._run, ["seed", "evaluator", "federation", "datamodule"]),
-    (_federation, ["layout"]),
-    (_trained, ["server", "clients"]),  # after a run in other processes, what they have left
-    (lambda trainer: trainer.settings, [field.name for field in fields(RunSettings) if field.name != "callbacks"]),
-)
-for _part, _names in _PARTS:
-    for _name in _names:
-        if not hasattr(RunView, _name):
-            setattr(RunView, _name, Shown(_part, _name))
+# The part that has an attribute, so that an option of the trainer is an attribute without being named here. A later
+# line counts more: ``seed`` is that which the run has taken. After a run in other processes, see its outcome.
+_PART_OF: dict[str, Callable[[RunView], Any]] = {
+    **{field.name: lambda trainer: trainer.settings for field in fields(RunSettings) if field.name != "callbacks"},
+    **dict.fromkeys(("server", "clients"), lambda trainer: _federation(trainer) or trainer._outcome),
+    **dict.fromkeys(("seed", "evaluator", "federation", "datamodule"), lambda trainer: trainer._run),
+    "layout": _federation,
+    **dict.fromkeys(("logger", *(field.name for field in fields(Progress))), lambda trainer: trainer.progress),
+}

@@ -203,31 +203,24 @@ class ParameterLayout:
             ConfigurationError: A trained parameter is another object now; the message names it.
             WrittenParametersError: A frozen parameter was written.
         """
-        now = dict(self._module.named_parameters())
-        entries = zip(self.parameters, self.entries, strict=True)
-        replaced = next((entry.name for parameter, entry in entries if now.get(entry.name) is not parameter), None)
-        if replaced is not None:
-            raise ConfigurationError(
-                f"model: parameter '{replaced}' was replaced by another one during training, which nothing would "
-                "train or send; write into it (copy_, load_state_dict)."
-            )
+        self.check_replaced()
         written = self.frozen.written_by_any_means()
         if written:
             raise WrittenParametersError(written)
 
-    def check_replaced(self, module: nn.Module) -> None:
-        """Raise if a parameter of the module is another object than when the layout was made.
+    def check_replaced(self) -> None:
+        """Raise if a trained parameter is another object than when the layout was made.
 
         Raises:
             ConfigurationError: A parameter is another object now; the message names it.
         """
-        known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for m, n in self.float_buffers)}
-        replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
-        if replaced:
-            raise ConfigurationError(
-                f"model: parameter '{replaced[0]}' was replaced by another one at the start of the run; write into it "
-                "(load_state_dict, copy_), or make it in __init__ or configure_model."
-            )
+        now = dict(self._module.named_parameters())
+        for parameter, entry in zip(self.parameters, self.entries, strict=True):
+            if now.get(entry.name) is not parameter:
+                raise ConfigurationError(
+                    f"model: parameter '{entry.name}' was replaced by another one, which nothing would train or send; "
+                    "write into it (copy_, load_state_dict), or make it in __init__ or configure_model."
+                )
 
     def held_part(self, trains: str) -> slice | None:
         """Return the part of a row that a training of the ``"shared"`` or ``"local"`` parameters leaves as it is."""
@@ -261,9 +254,7 @@ class ParameterLayout:
         return self._flat(self.parameters[len(self.shared_entries) :])
 
     def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
-        if not parameters:
-            return self._no_buffers
-        return torch.cat([p.detach().reshape(-1) for p in parameters]).to(self.master_dtype)
+        return torch.cat([self._no_buffers, *(p.detach().reshape(-1).to(self.master_dtype) for p in parameters)])
 
     def gather_gradients(self, out: Tensor) -> bool:
         """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
@@ -310,15 +301,12 @@ class ParameterLayout:
 
     def read_buffers(self) -> Tensor:
         """Return a copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
-        if not self.float_buffers:
-            return self._no_buffers
-        return torch.cat([_buffer(m, n).detach().reshape(-1).to(self.master_dtype) for m, n in self.float_buffers])
+        return self._flat([_buffer(m, n) for m, n in self.float_buffers])
 
     def read_counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers as one int64 vector."""
-        if not self.integer_buffers:
-            return self._no_counters
-        return torch.cat([_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers])
+        counters = (_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers)
+        return torch.cat([self._no_counters, *counters])
 
     def write_buffers(self, values: Tensor, counters: Tensor) -> None:
         """Copy vectors that :meth:`read_buffers` and :meth:`read_counters` returned into the module's buffers."""
@@ -331,14 +319,10 @@ class ParameterLayout:
 
     # files
 
-    def named_slices(self, z: Tensor) -> dict[str, Tensor]:
-        """Return clones of the parts of the vector ``z`` (d,) under the parameters' names."""
-        return {e.name: z[e.offset : e.end].view(e.shape).clone() for e in self.shared_entries}
-
-    def named_kept(self, kept: Tensor) -> dict[str, Tensor]:
-        """Return clones of the parts of the vector ``kept`` (p,) under the parameters' names."""
-        start = self.num_parameters
-        return {e.name: kept[e.offset - start : e.end - start].view(e.shape).clone() for e in self.kept_entries}
+    def named_slices(self, row: Tensor) -> dict[str, Tensor]:
+        """Return clones of the parts of z (d,), or of a whole row (d + p,), under the parameters' names."""
+        entries = self.entries if len(row) > self.num_parameters else self.shared_entries
+        return {e.name: row[e.offset : e.end].view(e.shape).clone() for e in entries}
 
     def vector_from(self, named: dict[str, Tensor]) -> Tensor:
         """Return the vector (d,) from parameters by name; this inverts :meth:`named_slices`."""
@@ -422,10 +406,10 @@ def _common_dtype(named: dict[nn.Parameter, str]) -> torch.dtype:
             raise ConfigurationError(
                 f"model: parameter '{name}' is lazy; run one batch through the module first, or give its size."
             )
-        if parameter.is_complex():
-            raise ConfigurationError(f"model: parameter '{name}' is complex; only real parameters can be federated.")
     dtypes = {p.dtype: name for p, name in named.items()}
-    if len(dtypes) > 1:
+    if len(dtypes) > 1 or any(dtype.is_complex for dtype in dtypes):
         found = ", ".join(f"'{name}' is {dtype}" for dtype, name in dtypes.items())
-        raise ConfigurationError(f"model: parameters of mixed dtypes ({found}); convert the module to one dtype.")
+        raise ConfigurationError(
+            f"model: its parameters must have one real dtype ({found}); convert the module to one."
+        )
     return next(iter(dtypes))

@@ -107,7 +107,7 @@ def test_a_parameter_that_a_hook_replaces_is_refused(tmp_path):
         def on_fit_start(self, trainer, pl_module):
             pl_module.net[3] = torch.nn.Linear(8, 3)
 
-    with pytest.raises(ConfigurationError, match=r"parameter 'net\.3\.weight' was replaced by another one at the st"):
+    with pytest.raises(ConfigurationError, match=r"parameter 'net\.3\.weight' was replaced by another one"):
         make_trainer(tmp_path, callbacks=[Replacing()]).fit(make_model(), BoringData(), FedAvg())
 
 
@@ -236,7 +236,7 @@ def test_a_trained_parameter_that_a_step_replaces_is_refused(tmp_path):
         def on_train_epoch_start(self):
             self.net[0].weight = torch.nn.Parameter(self.net[0].weight.detach().clone())
 
-    with pytest.raises(ConfigurationError, match=r"'net\.0\.weight' was replaced by another one during training"):
+    with pytest.raises(ConfigurationError, match=r"'net\.0\.weight' was replaced by another one"):
         make_trainer(tmp_path).fit(make_model(Replacing), BoringData(), FedAvg())
 
 
