@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.flat_sgd import FlatSGD
 from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, configure, needs_closure
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -31,6 +31,9 @@ ELEMENTWISE = frozenset({
     torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Rprop,
     torch.optim.ASGD,
 })  # fmt: skip
+
+PLAIN = frozenset({float, int})
+_settings = itemgetter("params", "foreach", "fused", "differentiable", "lr", "momentum", "dampening", "weight_decay")
 
 
 class LocalOptimizer:
@@ -56,14 +59,12 @@ class LocalOptimizer:
         self.needs_closure = needs_closure(configured.optimizer)
         self.learning_rates: list[float] | None = None
         self._fast_forward = FastForward()
-        self._known_step: tuple[Any, Any] = (None, None)  # where the optimizer's step was found to be torch's, or not
-        self._is_known_step = True
         self._take(configured)
 
     @property
     def is_plain_sgd(self) -> bool:
         """Whether a step is exactly ``w -= lr * grad``."""
-        return type(self.optimizer) is torch.optim.SGD and not any(
+        return type(self.optimizer) is SGD and not any(
             g["momentum"] or g["weight_decay"] or g["maximize"] for g in self.optimizer.param_groups
         )
 
@@ -71,7 +72,7 @@ class LocalOptimizer:
     def sgd_momentum(self) -> float | None:
         """Momentum of all groups, if the optimizer is SGD without Nesterov, dampening and maximizing; else None."""
         groups = self.optimizer.param_groups
-        if type(self.optimizer) is not torch.optim.SGD:
+        if type(self.optimizer) is not SGD:
             return None
         if any(group["nesterov"] or group["dampening"] or group["maximize"] for group in groups):
             return None
@@ -106,10 +107,7 @@ class LocalOptimizer:
     @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
-        step = vars(self.optimizer).get("step"), type(self.optimizer).step
-        if step != self._known_step:  # looked through once: this is asked for each client
-            self._is_known_step, self._known_step = _is_of_torch(self.optimizer.step), step
-        return listens_to_steps(self.optimizer) or not self._is_known_step
+        return listens_to_steps(self.optimizer) or not _is_of_torch(self.optimizer.step)
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Set the gradient row as the gradient of the flat parameters, or None if the step has no gradient."""
@@ -175,7 +173,7 @@ class LocalOptimizer:
                 choose_loop(group)
                 self._leaves += leaves
             self.optimizer.state.update(initial_state(self.optimizer))
-            if type(self.optimizer) is torch.optim.SGD and len(self._leaves) == len(groups):
+            if type(self.optimizer) is SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
@@ -235,3 +233,68 @@ def _is_of_torch(function: Any) -> bool:
             return False
         function = getattr(function, "__wrapped__", None)
     return True
+
+
+class Part(NamedTuple):
+    """The part of the rows that one parameter group moves.
+
+    Attributes:
+        leaf: The group's only parameter, under which the optimizer keeps the momentum.
+        row: The same values without autograd.
+        grad: Their gradients.
+        space: Memory for a direction that is neither the gradient nor the momentum.
+    """
+
+    leaf: nn.Parameter
+    row: Tensor
+    grad: Tensor
+    space: Tensor
+
+
+class FlatSGD:
+    """Takes the steps of ``torch.optim.SGD`` with the same bits, and leaves the same state in the optimizer.
+
+    The operations are those of ``_single_tensor_sgd`` in torch 2.8 to 2.15, in their order. Groups and state are read
+    from the optimizer in every step, because the user's code may change or replace them at any time.
+
+    Args:
+        optimizer: The optimizer.
+        leaves: The only parameter of each group, and its gradient.
+        other_step: The optimizer's own step, which is taken where the groups are not the usual ones.
+    """
+
+    def __init__(
+        self, optimizer: SGD, leaves: Sequence[tuple[nn.Parameter, Tensor]], other_step: Callable[[], Any]
+    ) -> None:
+        self._optimizer, self._other_step = optimizer, other_step
+        self._parts = [Part(leaf, leaf.detach(), grad, torch.empty_like(grad)) for leaf, grad in leaves]
+
+    def step(self) -> None:
+        """Take one step; call this without autograd."""
+        groups, parts = self._optimizer.param_groups, self._parts
+        if len(groups) != len(parts) or not all(map(_is_usual, groups, parts)):
+            self._other_step()
+            return
+        for group, (leaf, row, grad, space) in zip(groups, parts, strict=True):
+            decay, momentum = group["weight_decay"], group["momentum"]
+            direction = torch.neg(grad, out=space) if group["maximize"] else grad
+            if decay:
+                direction = torch.add(direction, row, alpha=decay, out=space)
+            if momentum:
+                state = self._optimizer.state[leaf]
+                buffer = state.get("momentum_buffer")
+                if buffer is None:
+                    buffer = state["momentum_buffer"] = direction.clone()
+                else:
+                    buffer.mul_(momentum).add_(direction, alpha=1 - group["dampening"])
+                direction = torch.add(direction, buffer, alpha=momentum, out=space) if group["nesterov"] else buffer
+            row.add_(direction, alpha=-group["lr"])
+
+
+def _is_usual(group: dict[str, Any], part: Part) -> bool:
+    """Return whether a group holds the flat parameter with its gradient, and settings that are plain numbers."""
+    parameters, foreach, fused, differentiable, *numbers = _settings(group)
+    return (
+        len(parameters) == 1 and parameters[0] is part.leaf and part.leaf.grad is part.grad
+        and foreach is False and not (fused or differentiable) and PLAIN.issuperset(map(type, numbers))
+    )  # fmt: skip

@@ -46,10 +46,8 @@ class Hooks:
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the hook of the callbacks, then that of the module, and return what the module's hook returned."""
-        callbacks, own = self._find(name)
-        for method in callbacks:
-            method(self._trainer, self._module, *args)
-        return own(*args) if own is not None else None
+        self.call_callbacks(name, *args)
+        return self.call_module(name, *args)
 
     def call_module(self, name: str, *args: Any) -> Any:
         """Call the hook on the module alone."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import both
@@ -67,7 +67,7 @@ class MissingNameError(ConfigurationError, AttributeError):
     """A name of ``self.trainer`` has no meaning in federated training; ``hasattr`` returns False for it."""
 
 
-class ModuleStrategy:
+class ModuleStrategy(SingleDeviceStrategy):
     """Stands for ``self.trainer.strategy`` with one process, because each process trains clients of its own.
 
     Args:
@@ -77,12 +77,9 @@ class ModuleStrategy:
         fabric: Connects the processes in hooks that all of them call; None before they are started.
     """
 
-    world_size = 1
-    global_rank = local_rank = node_rank = 0
-
     def __init__(self, trainer: ModuleTrainer) -> None:
+        super().__init__()
         self._trainer = trainer
-        self._lightning_optimizers: list[Any] = []
         self.fabric: Fabric | None = None
 
     @property
@@ -91,18 +88,11 @@ class ModuleStrategy:
         return torch.device("cpu") if self.fabric is None else self.fabric.device
 
     @property
-    def lightning_module(self) -> Any:
-        """The user's module, which no strategy wraps here."""
-        return self._trainer.lightning_module
-
-    model = lightning_module
-
-    @property
     def _connecting(self) -> Fabric | None:
         """Fabric in hooks that all processes call; None where each is busy with clients and may wait for nobody."""
         return None if self._trainer.stage is not None else self.fabric
 
-    def barrier(self, name: str | None = None) -> None:
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Wait for all processes in ``setup`` and in the hooks of the run and of rounds, but not inside a client."""
         if self._connecting is not None:
             self._connecting.barrier(name)
@@ -110,18 +100,6 @@ class ModuleStrategy:
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the object of process ``src`` in hooks where :meth:`barrier` waits, and ``obj`` itself elsewhere."""
         return obj if self._connecting is None else self._connecting.broadcast(obj, src)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensor itself, as on one device in Lightning: no other process has the same client."""
-        return tensor
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor itself, as on one device in Lightning."""
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return the decision itself, as on one device in Lightning."""
-        return decision
 
 
 class ModuleTrainer:
@@ -237,6 +215,7 @@ class ModuleTrainer:
     def show_module(self, module: LightningModule, run: Stoppable, fabric: Fabric) -> None:
         """Set the module, its run, and the Fabric that connects the processes."""
         self.__dict__.update(lightning_module=module, run=run)
+        self._values["strategy"].connect(module)
         self._values["strategy"].fabric = fabric
 
     def listen(self, collector: Callable[[], MetricCollector]) -> None:

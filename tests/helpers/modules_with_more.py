@@ -173,26 +173,8 @@ def divided_batches(folder: Path, **options: Any) -> State:
     return state_of(trainer)
 
 
-class Decaying(BoringModel):
-    """A rate that falls by step, and a loss that is weighed by epoch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return super().training_step(batch, batch_idx) / (1 + self.current_epoch)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-
-def continued_schedules(folder: Path, **options: Any) -> State:
-    trainer = make_trainer(folder, max_rounds=4, local_schedules="continue", **options)
-    trainer.fit(make_model(Decaying), BoringData(), FedAvg())
-    return state_of(trainer) | {name: trainer.clients.scalar(name) for name in ("epochs_taken", "steps_taken")}
-
-
 CASES: dict[str, Callable[..., State]] = {
-    case.__name__: case for case in (hooks_that_write, divided_batches, teachers, best_so_far, continued_schedules)
+    case.__name__: case for case in (hooks_that_write, divided_batches, teachers, best_so_far)
 }
 """Name -> what trains in a folder with settings of the trainer, and returns what it ended with."""
 

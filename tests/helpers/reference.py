@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def train(
     round: int,
     client: int,
     start: np.ndarray,
-    term: Term,
+    term: Term = np.zeros_like,
     of_batch: Callable[[np.ndarray, Rows], np.ndarray] | None = None,
 ) -> Trained:
     """Default local training: the term is added once per step, after accumulation and before clipping.
@@ -152,33 +152,67 @@ def train(
     return Trained(w, len(steps), raw_sum / len(steps), lr_sum / len(steps), float(np.mean(losses)))
 
 
-def _shares(clients: Clients, sampled: list[int], weighting: str) -> np.ndarray:
-    sizes = np.array([len(clients[i][1]) if weighting == "samples" else 1.0 for i in sampled], dtype=np.float64)
-    return sizes / sizes.sum()
+Logged = Iterator[dict[str, np.ndarray]]
+"""What a method's function yields after each round: z, client state by its declared name, "server_<name>"."""
 
 
-class _Log(dict):
-    def add(self, **values: np.ndarray) -> None:
-        for name, value in values.items():
-            self.setdefault(name, []).append(np.array(value, dtype=np.float64))
+@dataclass(frozen=True)
+class Run:
+    """What every method is given: who trains in which round, on which data, and how a client trains by default."""
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {name: np.stack(values) for name, values in self.items()}
+    clients: Clients
+    rounds: list[tuple[int, list[int]]]
+    local: Local
+
+    def each(self, z: np.ndarray) -> np.ndarray:
+        """One copy of z for each client, (N, d)."""
+        return np.tile(z, (len(self.clients), 1))
+
+    def sizes(self, sampled: list[int], weighting: str) -> np.ndarray:
+        """Weights (n,) of the sampled clients, by samples or alike."""
+        return np.array([len(self.clients[i][1]) if weighting == "samples" else 1.0 for i in sampled])
+
+    def shares(self, sampled: list[int], weighting: str) -> np.ndarray:
+        """The weights with the sum 1."""
+        sizes = self.sizes(sampled, weighting)
+        return sizes / sizes.sum()
+
+    def gradient(self, client: int, w: np.ndarray, rows: Rows = None) -> np.ndarray:
+        return gradient(self.clients, client, w, rows)
+
+    def loss(self, client: int, w: np.ndarray, rows: Rows = None) -> float:
+        return loss(self.clients, client, w, rows)
+
+    def train(self, round: int, client: int, start: np.ndarray, *terms: Any) -> Trained:
+        return train(self.clients, self.local, round, client, start, *terms)
 
 
-def fedprox(
-    clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, mu: float, weighting: str = "samples"
-) -> dict[str, np.ndarray]:
+def outer_loop(method: Callable[..., Logged]) -> Callable[..., dict[str, np.ndarray]]:
+    """Make ``(clients, rounds, z, local, ...) -> trajectories`` of a method that yields its state after each round."""
+
+    def trajectories(
+        clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, *args: Any, **options: Any
+    ) -> dict[str, np.ndarray]:
+        kept: dict[str, list[np.ndarray]] = {}
+        for state in method(Run(clients, list(enumerate(rounds, start=1)), local), z, *args, **options):
+            for name, value in state.items():
+                kept.setdefault(name, []).append(np.array(value, dtype=np.float64))
+        return {name: np.stack(values) for name, values in kept.items()}
+
+    return trajectories
+
+
+@outer_loop
+def fedprox(run: Run, z: np.ndarray, mu: float, weighting: str = "samples") -> Logged:
     """FedProx: gradient term mu (w - z), then z <- z - sum of p_i (z - w_i)."""
-    x, log = np.tile(z, (len(clients), 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         received = z.copy()
         for i in sampled:
-            x[i] = train(clients, local, t, i, received, lambda w, z=received: mu * (w - z)).w
-        delta = sum(p * (received - x[i]) for p, i in zip(_shares(clients, sampled, weighting), sampled, strict=True))
+            x[i] = run.train(t, i, received, lambda w, z=received: mu * (w - z)).w
+        delta = sum(p * (received - x[i]) for p, i in zip(run.shares(sampled, weighting), sampled, strict=True))
         z = received - delta
-        log.add(z=z, local_model=x)
-    return log.arrays()
+        yield {"z": z, "local_model": x}
 
 
 def fedavg(
@@ -188,24 +222,18 @@ def fedavg(
     return fedprox(clients, rounds, z, local, 0.0, weighting)
 
 
+@outer_loop
 def scaffold(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    server_lr: float = 1.0,
-    control: str = "step_size",
-    rule: Rule | None = None,
-) -> dict[str, np.ndarray]:
+    run: Run, z: np.ndarray, server_lr: float = 1.0, control: str = "step_size", rule: Rule | None = None
+) -> Logged:
     """SCAFFOLD: term c - c_i; both forms of c_i; c moves by (1/N) of the sum, z by server_lr times the mean or rule."""
-    number = len(clients)
-    x, c_i, c = np.tile(z, (number, 1)), np.zeros((number, len(z))), np.zeros_like(z)
-    log = _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    number = len(run.clients)
+    x, c_i, c = run.each(z), np.zeros((number, len(z))), np.zeros_like(z)
+    for t, sampled in run.rounds:
         moved = np.zeros_like(z)
         delta = np.zeros_like(z)
         for i in sampled:
-            out = train(clients, local, t, i, z, lambda w, shift=c - c_i[i]: shift)
+            out = run.train(t, i, z, lambda w, shift=c - c_i[i]: shift)
             if control == "step_size":
                 new = c_i[i] - c + (z - out.w) / (out.num_steps * out.mean_lr)
             else:
@@ -218,15 +246,13 @@ def scaffold(
         if rule is not None:
             delta = -rule(x[sampled] - z, np.ones(len(sampled)))
         z = z - server_lr * delta
-        log.add(z=z, local_model=x, control=c_i, server_control=c)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "control": c_i, "server_control": c}
 
 
+@outer_loop
 def fedbc(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     dual_lr: float,
     dual_init: float = 0.0,
     tolerance: str | float | list[float] = "learned",
@@ -238,23 +264,23 @@ def fedbc(
     init_from: str = "global",
     solve: Callable[[int, int, np.ndarray, float], np.ndarray] | None = None,
     rule: Rule | None = None,
-) -> dict[str, np.ndarray]:
+) -> Logged:
     """FedBC, eq. 11 and 13, with the momentum of the public code's loop where the style is ``public``.
 
     ``solve``: ``(round, client, z, dual) -> w_i`` in place of the local training; ``rule`` in place of the mean.
     """
-    number = len(clients)
+    number = len(run.clients)
     learned = tolerance == "learned"
     step_gamma = (dual_lr if tolerance_lr is None else tolerance_lr) if learned else 0.0
     dual = np.full(number, float(dual_init))
     gamma = np.zeros(number) if learned else np.broadcast_to(np.asarray(tolerance, dtype=np.float64), number).copy()
     v_dual, v_gamma = np.zeros(number), np.zeros(number)
-    x, log = np.tile(z, (number, 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         for i in sampled:
             start = x[i] if init_from == "local" else z
             if solve is None:
-                x[i] = train(clients, local, t, i, start, lambda w, lam=dual[i], z=z: 2.0 * lam * (w - z)).w
+                x[i] = run.train(t, i, start, lambda w, lam=dual[i], z=z: 2.0 * lam * (w - z)).w
             else:
                 x[i] = solve(t, i, z, dual[i])
             distance = float(np.sum((x[i] - z) ** 2))
@@ -273,5 +299,4 @@ def fedbc(
         if not weights.any():
             weights = np.ones(len(sampled))
         z = weights @ x[sampled] / weights.sum() if rule is None else z + rule(x[sampled] - z, weights)
-        log.add(z=z, local_model=x, dual=dual, tolerance=gamma)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "dual": dual, "tolerance": gamma}

@@ -8,35 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from helpers.reference import Clients, Local, _Log, train
+from helpers.reference import Clients, Local, Logged, Run, outer_loop, train
 
 Choose = Callable[[int, int, list[int], int], list[int]]
 """(version of z, draws from this version so far, who may start, how many) -> who starts."""
 
 
-def fedbuff_fresh(
-    clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, server_lr: float
-) -> dict[str, np.ndarray]:
+@outer_loop
+def fedbuff_fresh(run: Run, z: np.ndarray, server_lr: float) -> Logged:
     """With equal speeds and a buffer of all places, everybody starts and arrives together."""
-    version, log = np.full(len(clients), -1.0), _Log()
-    for t, sampled in enumerate(rounds, start=1):
-        updates = [train(clients, local, t, i, z, np.zeros_like).w - z for i in sampled]
+    version = np.full(len(run.clients), -1.0)
+    for t, sampled in run.rounds:
+        updates = [run.train(t, i, z).w - z for i in sampled]
         z = z + server_lr / len(sampled) * sum(updates)
         version[sampled] = t - 1
-        log.add(z=z, version=version)
-    return log.arrays()
+        yield {"z": z, "version": version}
 
 
-def fedasync_alone(
-    clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, mixing: float, rho: float
-) -> dict[str, np.ndarray]:
+@outer_loop
+def fedasync_alone(run: Run, z: np.ndarray, mixing: float, rho: float) -> Logged:
     """With one place, z mixes with one fresh model after the other."""
-    log = _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    for t, sampled in run.rounds:
         for i in sampled:  # one, or nobody
-            z = (1 - mixing) * z + mixing * train(clients, local, t, i, z, lambda w, z=z: rho * (w - z)).w
-        log.add(z=z)
-    return log.arrays()
+            z = (1 - mixing) * z + mixing * run.train(t, i, z, lambda w, z=z: rho * (w - z)).w
+        yield {"z": z}
 
 
 def asynchronous(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.reference import Clients, Local, _Log, _shares, train
+from helpers.reference import Logged, Run, outer_loop
 
 Coder = Callable[[np.ndarray, Callable[[], np.ndarray]], np.ndarray]
 """A vector (d,), and a function that draws d uniform numbers -> what is read of it (d,)."""
@@ -79,29 +79,28 @@ def uniform(size: int, seed: int, purpose: str, round: int, client: int = -1) ->
     return draw
 
 
+@outer_loop
 def coded(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     up: Coder | None = None,
     down: Coder | None = None,
     has_memory: bool = False,
     dual_lr: float | None = None,
     dual_init: float = 0.1,
-) -> dict[str, np.ndarray]:
+) -> Logged:
     """FedAvg by samples; with ``dual_lr`` FedBC with learned tolerances, whose server sees the coded updates."""
-    x, error, log = np.tile(z, (len(clients), 1)), np.zeros((len(clients), len(z))), _Log()
-    dual, tolerance = np.full(len(clients), dual_init), np.zeros(len(clients))
-    for t, sampled in enumerate(rounds, start=1):
+    x, error = run.each(z), np.zeros((len(run.clients), len(z)))
+    dual, tolerance = np.full(len(run.clients), dual_init), np.zeros(len(run.clients))
+    for t, sampled in run.rounds:
         received, sent = z, []
         if down is not None:
-            received = down(z, uniform(len(z), local.steps.seed, "coded broadcast", t))
+            received = down(z, uniform(len(z), run.local.steps.seed, "coded broadcast", t))
         for i in sampled:
             pull = 2 * dual[i] if dual_lr is not None else 0.0
-            x[i] = train(clients, local, t, i, received, lambda w, p=pull, c=received: p * (w - c)).w
+            x[i] = run.train(t, i, received, lambda w, p=pull, c=received: p * (w - c)).w
             update = x[i] - received + error[i]
-            read = update if up is None else up(update, uniform(len(z), local.steps.seed, "coded update", t, i))
+            read = update if up is None else up(update, uniform(len(z), run.local.steps.seed, "coded update", t, i))
             if has_memory:
                 error[i] = update - read
             sent.append(z + read)
@@ -109,7 +108,6 @@ def coded(
                 distance, old = ((sent[-1] - z) ** 2).sum(), dual[i]
                 dual[i] = max(0.0, old + dual_lr * (distance - tolerance[i]))
                 tolerance[i] += dual_lr * old
-        weights = _shares(clients, sampled, "samples") if dual_lr is None else dual[sampled] / dual[sampled].sum()
+        weights = run.shares(sampled, "samples") if dual_lr is None else dual[sampled] / dual[sampled].sum()
         z = weights @ np.stack(sent)
-        log.add(z=z, local_model=x, coding_error=error, dual=dual, tolerance=tolerance)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "coding_error": error, "dual": dual, "tolerance": tolerance}

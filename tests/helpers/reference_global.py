@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbc_lightning.core import seeding
 from helpers import reference
-from helpers.reference import Clients, Local, Rule, Trained, gradient, loss, train
+from helpers.reference import Clients, Local, Logged, Rule, Run, Trained, gradient, outer_loop, train
 
 Trajectories = dict[str, np.ndarray]
 ServerStep = Callable[[np.ndarray, np.ndarray, list[Trained], np.ndarray], tuple[np.ndarray, dict[str, np.ndarray]]]
@@ -157,35 +157,20 @@ def with_rule(loop: Callable[..., Trajectories], make: Callable[[], Rule], **opt
 # FedAvg with another server
 
 
-def _no_term(w: np.ndarray) -> np.ndarray:
-    return np.zeros_like(w)
-
-
-def _sizes(clients: Clients, sampled: list[int], weighting: str) -> np.ndarray:
-    return np.array([len(clients[i][1]) if weighting == "samples" else 1 for i in sampled], dtype=np.float64)
-
-
+@outer_loop
 def _averaged(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    step: ServerStep,
-    weighting: str = "samples",
-    rule: Rule | None = None,
-    mu: float = 0.0,
-) -> Trajectories:
+    run: Run, z: np.ndarray, step: ServerStep, weighting: str = "samples", rule: Rule | None = None, mu: float = 0.0
+) -> Logged:
     """Local training from z with the term mu (w - z), the (robust) mean of w_i - z, then the server's step."""
-    x, log, average = np.tile(z, (len(clients), 1)), reference._Log(), rule or weighted_mean()
-    for t, sampled in enumerate(rounds, start=1):
-        done = [train(clients, local, t, i, z, lambda w, z=z: mu * (w - z)) for i in sampled]
-        weights = _sizes(clients, sampled, weighting)
+    x, average = run.each(z), rule or weighted_mean()
+    for t, sampled in run.rounds:
+        done = [run.train(t, i, z, lambda w, z=z: mu * (w - z)) for i in sampled]
+        weights = run.sizes(sampled, weighting)
         mean = average(np.stack([out.w - z for out in done]), weights)
         for i, out in zip(sampled, done, strict=True):
             x[i] = out.w
         z, vectors = step(z, mean, done, weights / weights.sum())
-        log.add(z=z, local_model=x, **{f"server_{name}": vector for name, vector in vectors.items()})
-    return log.arrays()
+        yield {"z": z, "local_model": x, **{f"server_{name}": vector for name, vector in vectors.items()}}
 
 
 def fedavg(*args: Any, weighting: str = "samples", rule: Rule | None = None) -> Trajectories:
@@ -272,28 +257,23 @@ def fedlilu(
     return _averaged(*args, step, weighting, rule)
 
 
+@outer_loop
 def fedexp(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    epsilon: float = 1e-3,
-    style: str = "paper",
-    steps: list[float] | None = None,
-) -> Trajectories:
+    run: Run, z: np.ndarray, epsilon: float = 1e-3, style: str = "paper", steps: list[float] | None = None
+) -> Logged:
     """FedExP; ``steps`` collects eta_s of each round.
 
     The public code (Divyansh03/FedExP, main.py) shrinks eta and epsilon at the start of every round, also the first.
     """
-    x, log = np.tile(z, (len(clients), 1)), reference._Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         public = style == "public"
-        shrunk = replace(local, lr=local.lr * 0.998**t) if public else local
-        p = _sizes(clients, sampled, "samples" if public else "uniform")
+        shrunk = replace(run.local, lr=run.local.lr * 0.998**t) if public else run.local
+        p = run.sizes(sampled, "samples" if public else "uniform")
         p = p / p.sum()
         deltas = []
         for i in sampled:
-            x[i] = train(clients, shrunk, t, i, z, _no_term).w
+            x[i] = train(run.clients, shrunk, t, i, z).w
             deltas.append(z - x[i])
         mean = p @ np.array(deltas)
         squares = sum(share * (delta @ delta) for share, delta in zip(p, deltas, strict=True))
@@ -302,43 +282,33 @@ def fedexp(
         if steps is not None:
             steps.append(server_lr)
         previous, z = z, z - server_lr * mean
-        log.add(z=z, local_model=x, server_previous_z=previous)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "server_previous_z": previous}
 
 
-def qfedavg(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    q: float = 1.0,
-    lipschitz: float | None = None,
-    style: str = "paper",
-) -> Trajectories:
+@outer_loop
+def qfedavg(run: Run, z: np.ndarray, q: float = 1.0, lipschitz: float | None = None, style: str = "paper") -> Logged:
     """q-FedAvg: clients with a higher loss at z weigh more."""
-    x, log = np.tile(z, (len(clients), 1)), reference._Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         numerator, denominator = np.zeros_like(z), 0.0
         for i in sampled:
-            out = train(clients, local, t, i, z, _no_term)
+            out = run.train(t, i, z)
             constant = 1 / out.mean_lr if lipschitz is None else lipschitz
-            value, move = loss(clients, i, z) + 1e-10, constant * (z - out.w)
+            value, move = run.loss(i, z) + 1e-10, constant * (z - out.w)
             weight, squares = 1.0, move @ move
             if style == "public":
-                weight, squares = len(clients[i][1]), (z - out.w) @ (z - out.w)
+                weight, squares = len(run.clients[i][1]), (z - out.w) @ (z - out.w)
             numerator += weight * value**q * move
             denominator += weight * (q * value ** (q - 1) * squares + constant * value**q)
             x[i] = out.w
         z = z - numerator / denominator
-        log.add(z=z, local_model=x)
-    return log.arrays()
+        yield {"z": z, "local_model": x}
 
 
+@outer_loop
 def fedlils(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     server_step: str = "max",
     sufficient_decrease: float = 0.1,
     shrink: float = 0.9,
@@ -346,24 +316,24 @@ def fedlils(
     max_step: float = 10.0,
     weighting: str = "samples",
     rule: Rule | None = None,
-) -> Trajectories:
+) -> Logged:
     """FedLi-LS: Armijo's rule on every batch; the server steps by 1 or by the largest of the last step sizes."""
-    x, log, average = np.tile(z, (len(clients), 1)), reference._Log(), rule or weighted_mean()
-    last_step = np.ones(len(clients))
-    for t, sampled in enumerate(rounds, start=1):
+    x, average = run.each(z), rule or weighted_mean()
+    last_step = np.ones(len(run.clients))
+    for t, sampled in run.rounds:
         searched = []
         for i in sampled:
             w, eta = z, 1.0
-            for rows in (rows for batches in local.steps(t, i) for rows in batches):
-                value, g = loss(clients, i, w, rows), gradient(clients, i, w, rows)
+            for rows in (rows for batches in run.local.steps(t, i) for rows in batches):
+                value, g = run.loss(i, w, rows), run.gradient(i, w, rows)
                 if np.linalg.norm(g) < 1e-8:
                     continue
                 searched.append(i)
-                eta = min(max_step, eta * growth ** (1 / local.steps.batches_per_epoch(i)))
+                eta = min(max_step, eta * growth ** (1 / run.local.steps.batches_per_epoch(i)))
                 for attempt in range(100):
                     if attempt:
                         eta *= shrink
-                    if loss(clients, i, w - eta * g, rows) <= value - sufficient_decrease * eta * (g @ g):
+                    if run.loss(i, w - eta * g, rows) <= value - sufficient_decrease * eta * (g @ g):
                         w = w - eta * g
                         break
                 else:
@@ -371,72 +341,57 @@ def fedlils(
             x[i] = w
             last_step[i] = eta if i in searched else last_step[i]
         server_lr = max(last_step[searched]) if server_step == "max" and searched else 1.0
-        z = z + server_lr * average(x[sampled] - z, _sizes(clients, sampled, weighting))
-        log.add(z=z, local_model=x, last_step=last_step)
-    return log.arrays()
+        z = z + server_lr * average(x[sampled] - z, run.sizes(sampled, weighting))
+        yield {"z": z, "local_model": x, "last_step": last_step}
 
 
 # Methods with state
 
 
-def feddyn(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    alpha: float = 0.01,
-    rule: Rule | None = None,
-) -> Trajectories:
+@outer_loop
+def feddyn(run: Run, z: np.ndarray, alpha: float = 0.01, rule: Rule | None = None) -> Logged:
     """FedDyn: term alpha (w - z) - h_i; z is the (robust) mean of the w_i less h / alpha."""
-    x, h_i, h = np.tile(z, (len(clients), 1)), np.zeros((len(clients), len(z))), np.zeros_like(z)
-    log, average = reference._Log(), rule or weighted_mean()
-    for t, sampled in enumerate(rounds, start=1):
+    x, h_i, h = run.each(z), np.zeros((len(run.clients), len(z))), np.zeros_like(z)
+    average = rule or weighted_mean()
+    for t, sampled in run.rounds:
         for i in sampled:
-            x[i] = train(clients, local, t, i, z, lambda w, z=z, i=i: alpha * (w - z) - h_i[i]).w
+            x[i] = run.train(t, i, z, lambda w, z=z, i=i: alpha * (w - z) - h_i[i]).w
             h_i[i] -= alpha * (x[i] - z)
-        h = h - alpha / len(clients) * (x[sampled] - z).sum(0)
+        h = h - alpha / len(run.clients) * (x[sampled] - z).sum(0)
         z = z + average(x[sampled] - z, np.ones(len(sampled))) - h / alpha
-        log.add(z=z, local_model=x, correction=h_i, server_correction=h)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "correction": h_i, "server_correction": h}
 
 
-def fedadmm(clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, rho: float = 0.01) -> Trajectories:
+@outer_loop
+def fedadmm(run: Run, z: np.ndarray, rho: float = 0.01) -> Logged:
     """FedADMM: from x_i with the term y_i + rho (w - z); z is the mean of u_i over all N."""
-    x = np.tile(z, (len(clients), 1))
-    y, u, log = np.zeros_like(x), x.copy(), reference._Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    y, u = np.zeros_like(x), x.copy()
+    for t, sampled in run.rounds:
         for i in sampled:
-            x[i] = train(clients, local, t, i, x[i], lambda w, z=z, i=i: y[i] + rho * (w - z)).w
+            x[i] = run.train(t, i, x[i], lambda w, z=z, i=i: y[i] + rho * (w - z)).w
             y[i] += rho * (x[i] - z)
             u[i] = x[i] + y[i] / rho
         z = u.mean(0)
-        log.add(z=z, local_model=x, multiplier=y, server_augmented_mean=z)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "multiplier": y, "server_augmented_mean": z}
 
 
-def fedpd(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    rho: float = 0.01,
-    skip_probability: float = 0.0,
-) -> Trajectories:
+@outer_loop
+def fedpd(run: Run, z: np.ndarray, rho: float = 0.01, skip_probability: float = 0.0) -> Logged:
     """FedPD: all clients, each about its own z_i; with the skip probability nothing is exchanged."""
-    x = np.tile(z, (len(clients), 1))
-    y, centre, log = np.zeros_like(x), x.copy(), reference._Log()
-    for t, sampled in enumerate(rounds, start=1):
-        assert sorted(sampled) == list(range(len(clients)))
+    x = run.each(z)
+    y, centre = np.zeros_like(x), x.copy()
+    for t, sampled in run.rounds:
+        assert sorted(sampled) == list(range(len(run.clients)))
         for i in sampled:
             own = centre[i].copy()
-            x[i] = train(clients, local, t, i, x[i], lambda w, own=own, i=i: y[i] + rho * (w - own)).w
+            x[i] = run.train(t, i, x[i], lambda w, own=own, i=i: y[i] + rho * (w - own)).w
             y[i] += rho * (x[i] - own)
             centre[i] = x[i] + y[i] / rho
-        if not is_skipped(local.steps.seed, t, skip_probability):
+        if not is_skipped(run.local.steps.seed, t, skip_probability):
             z = centre.mean(0)
             centre[:] = z
-        log.add(z=z, local_model=x, multiplier=y, center=centre)
-    return log.arrays()
+        yield {"z": z, "local_model": x, "multiplier": y, "center": centre}
 
 
 def is_skipped(seed: int, round: int, skip_probability: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.reference import Clients, Local, Rows, _Log, _shares, train
+from helpers.reference import Logged, Rows, Run, outer_loop
 
 
 def contrast_gradient(
@@ -25,32 +25,30 @@ def contrast_gradient(
     return total / len(centres)
 
 
+@outer_loop
 def moon(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     mu: float = 1.0,
     temperature: float = 0.5,
     weighting: str = "samples",
     is_kept: np.ndarray | bool = False,
-) -> dict[str, np.ndarray]:
+) -> Logged:
     """FedAvg with mu times the contrastive term; a client's own model is that after its last participation.
 
     ``is_kept`` (d,): which parameters stay with their client; those of ``z`` stay as they were at the beginning.
     """
-    x, log = np.tile(z, (len(clients), 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         ends = []
         for i in sampled:
             start = np.where(is_kept, x[i], z)
 
             def contrast(w: np.ndarray, rows: Rows, i: int = i, z: np.ndarray = start) -> np.ndarray:
-                centres = clients[i][1] if rows is None else clients[i][1][rows]
+                centres = run.clients[i][1] if rows is None else run.clients[i][1][rows]
                 return mu * contrast_gradient(centres, w, z, x[i], temperature)
 
-            ends.append(train(clients, local, t, i, start, np.zeros_like, contrast).w)
+            ends.append(run.train(t, i, start, np.zeros_like, contrast).w)
         x[sampled] = ends
-        z = np.where(is_kept, z, _shares(clients, sampled, weighting) @ np.stack(ends))
-        log.add(z=z, local_model=x)
-    return log.arrays()
+        z = np.where(is_kept, z, run.shares(sampled, weighting) @ np.stack(ends))
+        yield {"z": z, "local_model": x}

@@ -14,167 +14,147 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedbc_lightning.core import seeding
-from helpers.reference import Clients, Local, Rows, gradient, train
+from helpers.reference import Clients, Logged, Rows, Run, gradient, outer_loop, train
 
 Prox = Callable[[np.ndarray], np.ndarray]
-Trajectory = dict[str, np.ndarray]
-
-
-class _Log(dict):
-    def add(self, **values: np.ndarray) -> None:
-        for name, value in values.items():
-            self.setdefault(name, []).append(np.array(value, dtype=np.float64))
-
-    def arrays(self) -> Trajectory:
-        return {name: np.stack(values) for name, values in self.items()}
 
 
 def _aggregate(
-    clients: Clients, sampled: list[int], z: np.ndarray, ends: list[np.ndarray], weighting: str, median: bool
+    run: Run, sampled: list[int], z: np.ndarray, ends: list[np.ndarray], weighting: str, median: bool
 ) -> np.ndarray:
     """z - sum of p_i (z - w_i); or, for uniform weights, z plus the coordinate median of w_i - z."""
     updates = np.stack(ends) - z
     if median:
         assert weighting == "uniform"
         return z + np.median(updates, axis=0)
-    sizes = np.array([len(clients[i][1]) if weighting == "samples" else 1.0 for i in sampled], dtype=np.float64)
-    return z + (sizes / sizes.sum()) @ updates
+    return z + run.shares(sampled, weighting) @ updates
 
 
 # Local, Per-FedAvg, pFedMe, Ditto, APFL
 
 
-def local_only(clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local) -> Trajectory:
+@outer_loop
+def local_only(run: Run, z: np.ndarray) -> Logged:
     """Local: every client goes on from its own x_i; z is the mean over the sampled clients, for reporting."""
-    x, log = np.tile(z, (len(clients), 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         for i in sampled:
-            x[i] = train(clients, local, t, i, x[i], lambda w: np.zeros_like(w)).w
-        log.add(z=x[sampled].mean(0), local_model=x)
-    return log.arrays()
+            x[i] = run.train(t, i, x[i]).w
+        yield {"z": x[sampled].mean(0), "local_model": x}
 
 
+@outer_loop
 def perfedavg(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     inner_lr: float = 0.01,
     outer_lr: float = 0.001,
     variant: str = "first_order",
     weighting: str = "samples",
     median: bool = False,
-) -> Trajectory:
+) -> Logged:
     """Per-FedAvg: as many outer steps as ``local`` has, each on two (first_order) or three fresh batches."""
-    log = _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    for t, sampled in run.rounds:
         ends = []
         for i in sampled:
-            w, batches = z.copy(), local.steps.batches(t, i)
-            for _ in local.steps(t, i):
-                inner = w - inner_lr * gradient(clients, i, w, next(batches))
-                v = gradient(clients, i, inner, next(batches))
+            w, batches = z.copy(), run.local.steps.batches(t, i)
+            for _ in run.local.steps(t, i):
+                inner = w - inner_lr * run.gradient(i, w, next(batches))
+                v = run.gradient(i, inner, next(batches))
                 if variant == "hessian_free":
                     rows, eps = next(batches), 1e-3 / max(1.0, float(np.linalg.norm(v)))
-                    ahead, behind = (gradient(clients, i, w + sign * eps * v, rows) for sign in (1.0, -1.0))
+                    ahead, behind = (run.gradient(i, w + sign * eps * v, rows) for sign in (1.0, -1.0))
                     v = v - inner_lr * (ahead - behind) / (2.0 * eps)
                 w = w - outer_lr * v
             ends.append(w)
-        z = _aggregate(clients, sampled, z, ends, weighting, median)
-        log.add(z=z)
-    return log.arrays()
+        z = _aggregate(run, sampled, z, ends, weighting, median)
+        yield {"z": z}
 
 
+@outer_loop
 def pfedme(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     penalty: float = 15.0,
     personal_lr: float = 0.005,
     num_inner_steps: int = 5,
     server_lr: float = 1.0,
     weighting: str = "uniform",
     median: bool = False,
-) -> Trajectory:
+) -> Logged:
     """pFedMe: theta moves K times on each batch towards the prox of w, then w moves towards theta."""
-    x, log = np.tile(z, (len(clients), 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         ends = []
         for i in sampled:
-            w, theta, eta = z.copy(), z.copy(), local.lr
-            for (rows,) in local.steps(t, i):
+            w, theta, eta = z.copy(), z.copy(), run.local.lr
+            for (rows,) in run.local.steps(t, i):
                 for _ in range(num_inner_steps):
-                    theta = theta - personal_lr * (gradient(clients, i, theta, rows) + penalty * (theta - w))
+                    theta = theta - personal_lr * (run.gradient(i, theta, rows) + penalty * (theta - w))
                 w = w - eta * penalty * (w - theta)
-                eta = eta * local.decay
+                eta = eta * run.local.decay
             x[i] = theta
             ends.append(w)
-        z = (1.0 - server_lr) * z + server_lr * _aggregate(clients, sampled, z, ends, weighting, median)
-        log.add(z=z, local_model=x)
-    return log.arrays()
+        z = (1.0 - server_lr) * z + server_lr * _aggregate(run, sampled, z, ends, weighting, median)
+        yield {"z": z, "local_model": x}
 
 
+@outer_loop
 def ditto(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     penalty: float = 0.1,
     personal_epochs: int | None = None,
     weighting: str = "samples",
     median: bool = False,
-) -> Trajectory:
+) -> Logged:
     """Ditto: v_i goes on from the stored v_i with the term lambda (v - z); z is FedAvg's, on the same batches."""
-    x, log = np.tile(z, (len(clients), 1)), _Log()
+    x = run.each(z)
 
     def personal_steps(round: int, client: int) -> list[list[Rows]]:
-        batches = local.steps.batches(round, client)
-        return [[next(batches)] for _ in range(personal_epochs * local.steps.batches_per_epoch(client))]
+        batches = run.local.steps.batches(round, client)
+        return [[next(batches)] for _ in range(personal_epochs * run.local.steps.batches_per_epoch(client))]
 
-    personal = local if personal_epochs is None else replace(local, steps=personal_steps)
-    for t, sampled in enumerate(rounds, start=1):
+    personal = run.local if personal_epochs is None else replace(run.local, steps=personal_steps)
+    for t, sampled in run.rounds:
         ends = []
         for i in sampled:
-            x[i] = train(clients, personal, t, i, x[i], lambda v, z=z: penalty * (v - z)).w
-            ends.append(train(clients, local, t, i, z, lambda w: np.zeros_like(w)).w)
-        z = _aggregate(clients, sampled, z, ends, weighting, median)
-        log.add(z=z, local_model=x)
-    return log.arrays()
+            x[i] = train(run.clients, personal, t, i, x[i], lambda v, z=z: penalty * (v - z)).w
+            ends.append(run.train(t, i, z).w)
+        z = _aggregate(run, sampled, z, ends, weighting, median)
+        yield {"z": z, "local_model": x}
 
 
+@outer_loop
 def apfl(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     mixture: float = 0.5,
     adaptive: bool = False,
     weighting: str = "samples",
     median: bool = False,
-) -> Trajectory:
+) -> Logged:
     """APFL: w and v move side by side, both by gradients at the old pair; alpha on the first batch of the round.
 
     The step on that first batch uses the old alpha, as the gradient at the old mixture does.
     """
-    v_all, log = np.tile(z, (len(clients), 1)), _Log()
-    mixtures = np.full(len(clients), float(mixture))
-    for t, sampled in enumerate(rounds, start=1):
+    v_all = run.each(z)
+    mixtures = np.full(len(run.clients), float(mixture))
+    for t, sampled in run.rounds:
         ends = []
         for i in sampled:
-            w, v, alpha, eta = z.copy(), v_all[i].copy(), mixtures[i], local.lr
-            for k, (rows,) in enumerate(local.steps(t, i)):
-                at_w = gradient(clients, i, w, rows)
-                at_mixed = gradient(clients, i, alpha * v + (1.0 - alpha) * w, rows)
+            w, v, alpha, eta = z.copy(), v_all[i].copy(), mixtures[i], run.local.lr
+            for k, (rows,) in enumerate(run.local.steps(t, i)):
+                at_w = run.gradient(i, w, rows)
+                at_mixed = run.gradient(i, alpha * v + (1.0 - alpha) * w, rows)
                 moved = alpha - float(np.sum(eta * (v - w) * at_mixed)) if adaptive and k == 0 else alpha
                 w, v = w - eta * at_w, v - eta * alpha * at_mixed
                 alpha = min(max(moved, 0.0), 1.0)
-                eta = eta * local.decay
+                eta = eta * run.local.decay
             v_all[i], mixtures[i] = v, alpha
             ends.append(w)
-        z = _aggregate(clients, sampled, z, ends, weighting, median)
-        log.add(z=z, local_model=v_all, mixture=mixtures)
-    return log.arrays()
+        z = _aggregate(run, sampled, z, ends, weighting, median)
+        yield {"z": z, "local_model": v_all, "mixture": mixtures}
 
 
 # the L2GD family
@@ -302,27 +282,28 @@ def coins(seed: int, probability: float, round: int) -> tuple[int, int]:
     return int(rng.geometric(probability)), int(rng.geometric(1.0 - probability))
 
 
+@outer_loop
 def l2(
-    clients: Clients,
-    rounds: list[list[int]],
+    run: Run,
     z: np.ndarray,
-    local: Local,
     penalty: float,
     probability: float,
     lr: float,
     method: str = "l2gd",
     num_sampled: int | None = None,
-) -> Trajectory:
+) -> Logged:
     """The L2GD family as the plain iteration of ALGORITHMS.md; the state is kept at each 0 -> 1 switch (a round).
 
     Here x-bar and the mean of J-bar are taken anew in every iteration. Draws: components from
     ``numpy_generator(seed, "component", t, client=i).integers(m_i)``, sampled clients of an l2sgd++ iteration from
     ``numpy_generator(seed, "participants", t).choice(N, S, replace=False)``, one draw per iteration with coin 0.
     """
-    seed, number, log = local.steps.seed, len(clients), _Log()
-    problem = L2Problem(clients, penalty, probability, lr, method, local.steps.batch_size, num_sampled or number)
+    seed, number = run.local.steps.seed, len(run.clients)
+    problem = L2Problem(
+        run.clients, penalty, probability, lr, method, run.local.steps.batch_size, num_sampled or number
+    )
     state, ones = problem.start(z), 0
-    for t, sampled in enumerate(rounds, start=1):
+    for t, sampled in run.rounds:
         assert sorted(sampled) == list(range(number))
         zeros, next_ones = coins(seed, probability, t)
         for _ in range(ones):
@@ -336,14 +317,13 @@ def l2(
             picks = [int(draws[i].integers(len(state.tables[i]))) if i in taking else None for i in range(number)]
             state = l2_iterate(problem, state, 0, picks)
         ones = next_ones
-        log.add(
-            z=state.x.mean(0),
-            local_model=state.x,
-            coupling_table=state.psi,
-            server_gradient_mean=state.table_means.mean(0),
-            gradient_tables=np.concatenate(state.tables),
-        )
-    return log.arrays()
+        yield {
+            "z": state.x.mean(0),
+            "local_model": state.x,
+            "coupling_table": state.psi,
+            "server_gradient_mean": state.table_means.mean(0),
+            "gradient_tables": np.concatenate(state.tables),
+        }
 
 
 # Fed+
@@ -392,31 +372,22 @@ def smoothed_center(w: np.ndarray, prox: Prox, max_sweeps: int = 1000) -> tuple[
     return z, max_sweeps + 1
 
 
-def fedplus(
-    clients: Clients,
-    rounds: list[list[int]],
-    z: np.ndarray,
-    local: Local,
-    sigma: float,
-    prox: Prox,
-    mixing: float = 0.0,
-    over: str = "sampled",
-) -> Trajectory:
+@outer_loop
+def fedplus(run: Run, z: np.ndarray, sigma: float, prox: Prox, mixing: float = 0.0, over: str = "sampled") -> Logged:
     """Fed+: after every optimizer step w <- kappa w + (1 - kappa)(z + theta_i), kappa from the step's own lr."""
-    x, log = np.tile(z, (len(clients), 1)), _Log()
-    for t, sampled in enumerate(rounds, start=1):
+    x = run.each(z)
+    for t, sampled in run.rounds:
         for i in sampled:
             anchor = z + prox(x[i] - z)
-            w, velocity, lr = (1.0 - mixing) * x[i] + mixing * z, np.zeros_like(z), local.lr
-            for batches in local.steps(t, i):
-                grad = sum(gradient(clients, i, w, rows) for rows in batches) / local.divisor
-                if local.clip is not None:
-                    grad = grad * min(1.0, local.clip / (np.linalg.norm(grad) + 1e-6))
-                velocity = local.momentum * velocity + grad
+            w, velocity, lr = (1.0 - mixing) * x[i] + mixing * z, np.zeros_like(z), run.local.lr
+            for batches in run.local.steps(t, i):
+                grad = sum(run.gradient(i, w, rows) for rows in batches) / run.local.divisor
+                if run.local.clip is not None:
+                    grad = grad * min(1.0, run.local.clip / (np.linalg.norm(grad) + 1e-6))
+                velocity = run.local.momentum * velocity + grad
                 kappa = 1.0 / (1.0 + lr * sigma)
                 w = kappa * (w - lr * velocity) + (1.0 - kappa) * anchor
-                lr = lr * local.decay
+                lr = lr * run.local.decay
             x[i] = w
         z, _ = smoothed_center(x[sampled] if over == "sampled" else x, prox)
-        log.add(z=z, local_model=x)
-    return log.arrays()
+        yield {"z": z, "local_model": x}

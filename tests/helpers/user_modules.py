@@ -195,6 +195,38 @@ class AdamWGroupsClassifier(_Classifier):
         }
 
 
+def described(value: Any) -> Any:
+    """What of a hook's argument can be compared between two runs."""
+    if isinstance(value, (list, tuple)):
+        return len(value[0])
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, dict):
+        return sorted(value)
+    return value if isinstance(value, (int, str, type(None))) else type(value).__name__
+
+
+def noting(name: str) -> Any:
+    """A hook of a module or callback that appends to ``calls`` its name, its arguments, and where in training it is."""
+
+    def hook(self, *args, **options):
+        module, given = (self, args) if isinstance(self, LightningModule) else (args[1], args[2:])
+        is_inside = name.startswith(("on_train_batch", "on_train_epoch", "on_before_optimizer"))
+        place = (module.current_epoch, module.global_step) if is_inside else ()
+        self.calls.append((name, *place, *map(described, (*given, *options.values()))))
+        return args[0] if name.endswith("batch_transfer") else None
+
+    return hook
+
+
+FIT_HOOKS = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad",
+    "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end",
+    "on_train_end", "on_fit_end",
+)  # fmt: skip
+MODULE_HOOKS = (*FIT_HOOKS, "setup", "teardown", "on_before_batch_transfer", "on_after_batch_transfer")
+
+
 class HooksClassifier(_Classifier):
     """Appends to a list in every hook, and logs gradient norms as Lightning's docs do."""
 
@@ -206,60 +238,13 @@ class HooksClassifier(_Classifier):
         self.calls.append(("training_step", batch_idx))
         return super().training_step(batch, batch_idx)
 
-    def setup(self, stage):
-        self.calls.append(("setup", stage))
-
-    def teardown(self, stage):
-        self.calls.append(("teardown", stage))
-
-    def on_fit_start(self):
-        self.calls.append("on_fit_start")
-
-    def on_fit_end(self):
-        self.calls.append("on_fit_end")
-
-    def on_train_start(self):
-        self.calls.append("on_train_start")
-
-    def on_train_end(self):
-        self.calls.append("on_train_end")
-
-    def on_train_epoch_start(self):
-        self.calls.append(("on_train_epoch_start", self.current_epoch))
-
-    def on_train_epoch_end(self):
-        self.calls.append(("on_train_epoch_end", self.current_epoch))
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        self.calls.append(("on_before_batch_transfer", dataloader_idx))
-        return batch
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        self.calls.append(("on_after_batch_transfer", dataloader_idx))
-        return batch
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.calls.append(("on_train_batch_start", batch_idx, len(batch[0])))
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.calls.append(("on_train_batch_end", batch_idx, sorted(outputs)))
-
-    def on_before_zero_grad(self, optimizer):
-        self.calls.append(("on_before_zero_grad", type(optimizer).__name__))
-
-    def on_before_backward(self, loss):
-        self.calls.append(("on_before_backward", loss.requires_grad))
-
-    def on_after_backward(self):
-        self.calls.append(("on_after_backward", all(p.grad is not None for p in self.parameters())))
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        self.calls.append(("optimizer_zero_grad", epoch, batch_idx))
+        optimizer.zero_grad()
 
     def on_before_optimizer_step(self, optimizer):
         self.calls.append(("on_before_optimizer_step", type(optimizer).__name__, self.global_step))
         self.log_dict(grad_norm(self.net, norm_type=2))
-
-    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
-        self.calls.append(("optimizer_zero_grad", epoch, batch_idx))
-        optimizer.zero_grad()
 
     def lr_scheduler_step(self, scheduler, metric):
         self.calls.append(("lr_scheduler_step", metric))
@@ -268,6 +253,10 @@ class HooksClassifier(_Classifier):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
+
+
+for _name in set(MODULE_HOOKS) - vars(HooksClassifier).keys():
+    setattr(HooksClassifier, _name, noting(_name))
 
 
 class PlateauClassifier(_Classifier):

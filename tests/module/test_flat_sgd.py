@@ -11,7 +11,7 @@ from helpers.boring import assert_equal_trees
 from torch import nn
 from torch.optim import SGD
 
-from fedbc_lightning.module.flat_sgd import FlatSGD
+from fedbc_lightning.module.client_optimizers import FlatSGD
 
 SETTINGS = [
     {"momentum": momentum, "dampening": dampening, "weight_decay": decay, "nesterov": nesterov, "lr": lr}

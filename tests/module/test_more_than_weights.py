@@ -24,7 +24,6 @@ from helpers.modules_with_more import (
     teachers,
 )
 from helpers.programs import TESTS, run_python
-from helpers.user_modules import UserData, _Classifier
 from lightning.pytorch import Callback
 
 from fedbc_lightning import FedAvg
@@ -102,42 +101,31 @@ def test_a_resumed_run_does_not_take_the_start_again(tmp_path, caplog):
     assert "Resumed: the weights and buffers are those of the checkpoint" in caplog.text
 
 
-def test_a_parameter_that_a_hook_replaces_is_refused(tmp_path):
-    class Replacing(Callback):
-        def on_fit_start(self, trainer, pl_module):
-            pl_module.net[3] = torch.nn.Linear(8, 3)
-
-    with pytest.raises(ConfigurationError, match=r"parameter 'net\.3\.weight' was replaced by another one"):
-        make_trainer(tmp_path, callbacks=[Replacing()]).fit(make_model(), BoringData(), FedAvg())
+def replace_layer(module):
+    module.net[3] = torch.nn.Linear(8, 3)
 
 
-def test_freezing_in_a_hook_is_refused_before_training(tmp_path):
-    class Freezing(BoringModel):
-        def on_fit_start(self):
-            self.net[0].requires_grad_(False)
-
-        def training_step(self, batch, batch_idx):
-            pytest.fail("a step was taken")
-
-    with pytest.raises(ConfigurationError, match=r"requires_grad of 'net\.0\.weight' was changed"):
-        make_trainer(tmp_path).fit(make_model(Freezing), BoringData(), FedAvg())
+def replace_weight(module):
+    module.net[0].weight = torch.nn.Parameter(module.net[0].weight.detach().clone())
 
 
-class Thawing(Callback):
-    def on_round_start(self, trainer, pl_module):
-        pl_module.net[0].requires_grad_(trainer.current_round == 2)
+def thaw_by_round(module):
+    module.net[0].requires_grad_(module.trainer.current_round == 1)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_thawing_between_rounds_is_refused_by_both_engines(tmp_path, engine):
-    model = _Classifier()
-    model.net[0].requires_grad_(False)
-    with pytest.raises(
-        ConfigurationError, match=r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"
-    ):
-        make_trainer(tmp_path, clients_per_round=2, callbacks=[Thawing()], engine=engine).fit(
-            model, UserData((9, 7)), FedAvg()
-        )
+REFUSED = [
+    ("on_fit_start", replace_layer, r"parameter 'net\.3\.weight' was replaced by another one"),
+    ("on_fit_start", lambda module: module.net[0].requires_grad_(False), r"requires_grad of 'net\.0\.weight' was ch"),
+    ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
+    ("on_round_start", thaw_by_round, r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"),
+]
+
+
+@pytest.mark.parametrize(("hook", "function", "message"), REFUSED)
+def test_parameters_that_are_replaced_frozen_or_thawed_are_refused(tmp_path, hook, function, message):
+    model = make_model(type("Hooked", (BoringModel,), {hook: lambda self, *args: function(self)}))
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path).fit(model, BoringData(), FedAvg())
 
 
 class OnlyZ(ServerCallback):
@@ -161,7 +149,7 @@ class OwnPart(FedAvg):
         return [OnlyZ()]
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "global"])
+@pytest.mark.parametrize("buffers", ["average", "global"])
 def test_a_part_of_ones_own_that_stages_z_alone_gets_averaged_buffers(tmp_path, buffers):
     ended = []
     for algorithm in (FedAvg(), OwnPart()):
@@ -173,18 +161,20 @@ def test_a_part_of_ones_own_that_stages_z_alone_gets_averaged_buffers(tmp_path, 
     assert has_moved == (buffers != "global")
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "global"])
-def test_a_teacher_network_travels_as_buffers_do(tmp_path, buffers, caplog):
+@pytest.mark.parametrize(
+    "options", [{"buffers": "average"}, {"buffers": "local"}, {"buffers": "global"}, {"local_steps": 1}]
+)
+def test_a_teacher_network_travels_as_buffers_do(tmp_path, options, caplog):
     """The same numbers as of a module whose teacher is made of buffers, which come in another order."""
     with caplog.at_level("INFO"):
-        found = teachers(tmp_path / "parameters", buffers=buffers)
+        found = teachers(tmp_path / "parameters", **options)
     assert caplog.text.count("training writes 'teacher.weight' and 1 more, which have requires_grad=False") == 1
-    expected = teachers(tmp_path / "buffers", as_buffers=True, buffers=buffers)
+    expected = teachers(tmp_path / "buffers", as_buffers=True, **options)
     for name, value in expected.items():
         other = found[name]
         torch.testing.assert_close(other.sort().values, value.sort().values, rtol=1e-6, atol=1e-7)
     initial = make_model(Teacher).teacher.weight
-    assert torch.equal(found["z teacher.weight"], initial) == (buffers == "global")
+    assert torch.equal(found["z teacher.weight"], initial) == (options.get("buffers") == "global")
 
 
 class AssignedData(Teacher):
@@ -202,22 +192,14 @@ class NewParameters(Teacher):
         setattr(self.teacher, name, torch.nn.Parameter(torch.lerp(mine, target, 0.1), requires_grad=False))
 
 
-@pytest.mark.parametrize("teacher", [AssignedData, WrittenThroughData, NewParameters])
-def test_a_teacher_travels_however_it_is_written(tmp_path, teacher):
+def test_a_teacher_travels_however_it_is_written(tmp_path):
     """As lightly, MoCo's own code and others write theirs, which torch's version counter does not see."""
-    trainer = make_trainer(tmp_path / "found")
-    trainer.fit(make_model(teacher), BoringData(), FedAvg())
     expected = teachers(tmp_path / "buffers", as_buffers=True)
-    found = state_of(trainer)
-    assert_equal_trees(*({name: state[name] for name in expected if name[0] == "z"} for state in (found, expected)))
-
-
-def test_a_teacher_is_seen_where_no_local_epoch_ends(tmp_path):
-    ended = []
-    for as_buffers in (False, True):
-        states = teachers(tmp_path / str(as_buffers), as_buffers, local_steps=1)
-        ended.append({name: value for name, value in states.items() if name[0] == "z"})
-    assert_equal_trees(*ended)
+    for teacher in (AssignedData, WrittenThroughData, NewParameters):
+        trainer = make_trainer(tmp_path / teacher.__name__)
+        trainer.fit(make_model(teacher), BoringData(), FedAvg())
+        states = state_of(trainer), expected
+        assert_equal_trees(*({name: state[name] for name in expected if name[0] == "z"} for state in states))
 
 
 def test_a_module_that_training_replaces_is_named(tmp_path, caplog):
@@ -231,21 +213,12 @@ def test_a_module_that_training_replaces_is_named(tmp_path, caplog):
     assert "model: teacher (another module now) changed while clients trained" in caplog.text
 
 
-def test_a_trained_parameter_that_a_step_replaces_is_refused(tmp_path):
-    class Replacing(BoringModel):
-        def on_train_epoch_start(self):
-            self.net[0].weight = torch.nn.Parameter(self.net[0].weight.detach().clone())
-
-    with pytest.raises(ConfigurationError, match=r"'net\.0\.weight' was replaced by another one"):
-        make_trainer(tmp_path).fit(make_model(Replacing), BoringData(), FedAvg())
-
-
 @pytest.mark.parametrize("rows_in_file", [False, True])
 def test_a_teacher_network_is_resumed_and_exported(tmp_path, monkeypatch, rows_in_file):
     if rows_in_file:
         monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
     whole = teachers(tmp_path / "whole", buffers="local")
-    for rounds in (0, 1, 2):
+    for rounds in (0, 2):
         make_trainer(tmp_path / "parts", max_rounds=rounds, buffers="local", name="a").fit(
             make_model(Teacher), BoringData(), FedAvg(), "last"
         )
@@ -326,26 +299,21 @@ class SwapsWeights(Callback):
         pl_module.load_state_dict(self.kept)
 
 
-def test_weights_that_are_swapped_for_an_evaluation_are_not_measured_and_one_line_says_so(tmp_path, caplog):
+class ZeroesAfterwards(Callback):
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.net[0].weight.data.zero_()
+
+
+def test_writes_of_hooks_around_an_evaluation_are_not_kept_and_one_line_says_so(tmp_path, caplog):
     found = []
-    with caplog.at_level("INFO"):
-        for callbacks in ([SwapsWeights()], []):
-            trainer = make_trainer(tmp_path / str(len(callbacks)), callbacks=callbacks)
+    for callbacks in ([], [SwapsWeights()], [ZeroesAfterwards()]):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            trainer = make_trainer(tmp_path / str(len(found)), callbacks=callbacks)
             trainer.fit(make_model(), BoringData(), FedAvg())
-            found.append([trainer.callback_metrics["loss/global"], trainer.federation.server.z])
-    assert_equal_trees(*found)
-    said = "on_validation_start wrote into weights or buffers: that is neither evaluated nor kept"
-    assert caplog.text.count(said) == 1
-
-
-def test_writes_at_the_end_of_an_evaluation_are_named(tmp_path, caplog):
-    class Zeroing(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            pl_module.net[0].weight.data.zero_()
-
-    with caplog.at_level("INFO"):
-        make_trainer(tmp_path, callbacks=[Zeroing()]).fit(make_model(), BoringData(), FedAvg())
-    assert caplog.text.count("on_validation_end wrote into weights or buffers") == 1
+        found.append([trainer.callback_metrics["loss/global"], trainer.federation.server.z])
+        assert_equal_trees(found[-1], found[0])
+        assert caplog.text.count("wrote into weights or buffers: that is neither evaluated nor kept") == len(callbacks)
 
 
 class Averaging(torch.optim.SGD):
@@ -391,32 +359,11 @@ class WithHooks(BoringModel):
     def configure_sharded_model(self):
         self.cleared.append("configured")
 
-    def on_validation_model_eval(self):
-        self.hear("model_eval")
-
-    def on_validation_start(self):
-        self.hear("start")
-
-    def on_validation_end(self):
-        self.hear("end")
-
-    def on_validation_model_train(self):
-        self.hear("model_train")
-
 
 class Listening(Callback):
-    def on_validation_start(self, trainer, pl_module):
-        pl_module.hear("callback start")
-
-    def on_validation_epoch_start(self, trainer, pl_module):
-        pl_module.hear("callback epoch_start")
-
     def on_validation_epoch_end(self, trainer, pl_module):
         pl_module.hear("callback epoch_end")
         pl_module.log("of_callback", 3.0)
-
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.hear("callback end")
 
     def on_sanity_check_start(self, trainer, pl_module):
         raise AssertionError("there is none")
@@ -428,21 +375,22 @@ class Listening(Callback):
         self.loaded = checkpoint["of_callback"]
 
 
+for _name in ("model_eval", "start", "end", "model_train"):
+    setattr(WithHooks, f"on_validation_{_name}", lambda self, name=_name: self.hear(name))
+for _name in ("start", "epoch_start", "end"):
+    setattr(
+        Listening, f"on_validation_{_name}", lambda self, trainer, module, name=_name: module.hear(f"callback {name}")
+    )
+
+
 def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path):
     callback, model = Listening(), make_model(WithHooks)
     trainer = make_trainer(tmp_path, max_rounds=2, eval_every_n_rounds=2, callbacks=[callback])
     model.trainer_of_run = trainer
     trainer.fit(model, BoringData(500, val_fraction=0.25), FedAvg())
     assert model.cleared == ["configured", 2]  # gradients are cleared after training, as in Lightning
-    order = [
-        "model_eval",
-        "callback start",
-        "start",
-        "callback epoch_start",
-        "callback epoch_end",
-        "end",
-        "model_train",
-    ]
+    order = ["model_eval", *("callback start", "start"), *("callback epoch_start", "callback epoch_end"), "end"]
+    order += ["model_train"]
     for round in (0, 2):
         heard = [entry for entry in model.heard if entry[0] == round]
         assert [name for _, name, *_ in heard] == [*order, "callback end"]
@@ -474,33 +422,37 @@ class Ema:
             shadow.data.lerp_(parameter.detach(), 0.1)
 
 
+# Kind of state -> how it is made from the module, and how a step changes it
+STATES = {
+    "number": (lambda m: 0, lambda m, k: setattr(m, "state", m.state + 1)),
+    "list": (lambda m: [], lambda m, k: m.state.append(1)),
+    "deque": (lambda m: deque(maxlen=3), lambda m, k: m.state.append(k)),
+    "dict": (lambda m: {"a": {"b": 0}}, lambda m, k: m.state["a"].update(b=k + 1)),
+    "tensor": (lambda m: torch.zeros(2), lambda m, k: m.state.data.add_(1)),
+    "ema": (lambda m: Ema(m.parameters()), lambda m, k: m.state.update(m.parameters())),
+    "hidden": (lambda m: [torch.nn.Linear(2, 2)], lambda m, k: m.state[0].weight.data.add_(1)),
+    "torch": (lambda m: torch.Generator(), lambda m, k: torch.rand(1, generator=m.state)),
+    "numpy": (lambda m: np.random.default_rng(0), lambda m, k: m.state.random()),
+    "random": (lambda m: random.Random(0), lambda m, k: m.state.random()),
+    "child": (lambda m: None, lambda m, k: setattr(m.net[2], "slope", 0.1)),
+    "nothing": (lambda m: None, lambda m, k: None),
+    "own": (lambda m: [m.net, *m.parameters()], lambda m, k: None),
+    "cleared": (lambda m: [1, 2], lambda m, k: m.state.append(3) or m.state.pop()),
+}
+
+
 class Remembering(BoringModel):
     """Holds one kind of state, which its step changes."""
 
-    def __init__(self, kind="nothing", resets=False):
+    def __init__(self, kind, resets=False):
         super().__init__()
-        self.kind, self.sizes, self.net[2].slope = kind, [1, 2], 0.5
-        states = {
-            "number": lambda: 0, "list": list, "deque": lambda: deque(maxlen=3), "dict": lambda: {"a": {"b": 0}},
-            "tensor": lambda: torch.zeros(2), "ema": lambda: Ema(self.parameters()),
-            "hidden": lambda: [torch.nn.Linear(2, 2)], "own": lambda: [self.net, *self.parameters()],
-            "torch": torch.Generator, "numpy": lambda: np.random.default_rng(0), "random": lambda: random.Random(0),
-        }  # fmt: skip
-        self.state = states[kind]() if kind in states else None
+        self.net[2].slope = 0.5
+        self.kind, self.state = kind, STATES[kind][0](self)
         if resets:
             self.on_client_start = lambda client: None
 
     def training_step(self, batch, batch_idx):
-        changes = {
-            "number": lambda: setattr(self, "state", self.state + 1), "list": lambda: self.state.append(1),
-            "deque": lambda: self.state.append(batch_idx), "dict": lambda: self.state["a"].update(b=batch_idx + 1),
-            "tensor": lambda: self.state.data.add_(1), "ema": lambda: self.state.update(self.parameters()),
-            "torch": lambda: torch.rand(1, generator=self.state), "numpy": lambda: self.state.random(),
-            "random": lambda: self.state.random(), "child": lambda: setattr(self.net[2], "slope", 0.1),
-            "hidden": lambda: self.state[0].weight.data.add_(1),
-            "cleared": lambda: self.sizes.append(3) or self.sizes.pop(),
-        }  # fmt: skip
-        changes.get(self.kind, int)()
+        STATES[self.kind][1](self, batch_idx)
         return super().training_step(batch, batch_idx)
 
 

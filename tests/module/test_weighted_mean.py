@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedbc_lightning.module.weighted_mean import WeightedMean
+from fedbc_lightning.module.collector import WeightedMean
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 

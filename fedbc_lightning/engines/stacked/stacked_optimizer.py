@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fedbc_lightning.module.client_optimizers import choose_loop, initial_state
-from fedbc_lightning.module.flat_sgd import FlatSGD
+from fedbc_lightning.module.client_optimizers import FlatSGD, choose_loop, initial_state
 from fedbc_lightning.module.schedulers import Configured
 from fedbc_lightning.state.layout import ParameterLayout
 
