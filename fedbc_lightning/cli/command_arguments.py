@@ -65,8 +65,10 @@ def prepare_arguments(words: list[str]) -> list[str]:
     for position, value in option_values(words, CONFIG_OPTIONS):
         config_file = find_config(value)
         words[position] = words[position].removesuffix(value) + str(config_file)
-        if isinstance(config_file, Path):
-            _refuse_study(words[0], value, config_file)
+        if isinstance(config_file, Path) and re.search(r"^algorithms:", config_file.read_text(encoding="utf-8"), re.M):
+            raise UsageError(
+                f"--config {value} is a study, which {words[0]} does not take: {PROG} compare --config {value}"
+            )
         given = True
     checkpoints = list(option_values(words, ("--ckpt_path",)))
     if checkpoints:
@@ -106,21 +108,11 @@ def check_subcommand(words: list[str]) -> None:
     first = words[0]
     if first in COMMANDS:
         return
-    later = next((word for word in words if word in COMMANDS), None)
-    if first.startswith("-") and later is not None:
-        raise UsageError(f"the command goes first: {PROG} {later} {first} ...")
     if first.startswith("-"):
-        raise UsageError(f"no command given: {PROG} fit {first} ... (one of {', '.join(COMMANDS)})")
-    if first.endswith((".yaml", ".yml")):
-        raise UsageError(f"no command given: did you mean {PROG} fit --config {first}?")
+        later = next((word for word in words if word in COMMANDS), "fit")
+        raise UsageError(f"the command goes first: {PROG} {later} {first} ... (one of {', '.join(COMMANDS)})")
     meant = did_you_mean(first, COMMANDS, f"choose from {', '.join(COMMANDS)}")
     raise UsageError(f"unknown command '{first}': {meant}")
-
-
-def _refuse_study(command: str, name: str, path: Path) -> None:
-    """Raise :class:`UsageError` if a config is that of a study, which only ``compare`` and ``plan`` take."""
-    if re.search(r"^algorithms:", path.read_text(encoding="utf-8", errors="replace"), re.M):
-        raise UsageError(f"--config {name} is a study, which {command} does not take: {PROG} compare --config {name}")
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -154,25 +146,18 @@ def find_config(name: str) -> Path | str:
     stems = {key.removesuffix(".yaml"): key for key in shipped}
     names = {stem.removeprefix(OVERLAYS): key for stem, key in stems.items()} | stems
     near = nearest(name.removesuffix(".yaml"), names)  # the ending is so long that it makes any two names similar
-    meant = f"did you mean '{names[near]}'? " if near else ""
-    if name.startswith(STUDIES):
-        listed = ", ".join(key for key in shipped if key.startswith(STUDIES))
-    else:
-        experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
-        listed = f"{experiments} and {OVERLAYS}*.yaml, which {PROG} --help lists"
-    raise UsageError(f"no config file '{name}' here or among the shipped ones. {meant}Shipped: {listed}")
+    meant = f"did you mean '{names[near]}'?" if near else f"{PROG} --help lists these"
+    raise UsageError(f"no config file '{name}' here or among the shipped ones; {meant}")
 
 
 def check_syntax(path: Path) -> None:
-    """Raise :class:`UsageError` with file and line if a file is not YAML with sections."""
+    """Raise :class:`UsageError` with file and line unless a file is YAML with sections."""
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise UsageError(f"{path}, line {line}: not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:  # says line and column, in several lines
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path}: no sections in it (trainer:, algorithm:, model:, data:, ...)")

@@ -52,25 +52,17 @@ def version() -> str:
 def overview() -> str:
     """Return the text of ``fedbc-cli --help``: commands, shipped configs, examples."""
     shipped = shipped_configs()
-    titles = {name: _title(path) for name, path in shipped.items() if not name.startswith(OVERLAYS)}
-    configs, studies = (
-        {k: v for k, v in titles.items() if k.startswith(STUDIES) == is_study} for is_study in (False, True)
-    )
-    overlays = [Path(name).stem for name in shipped if name.startswith(OVERLAYS)]
-    paragraph = textwrap.fill(", ".join(overlays), 100, initial_indent="  ", subsequent_indent="  ")
+    first_lines = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped.items()}
+    titles = {name: line.lstrip("# ") for name, line in first_lines.items() if not name.startswith(OVERLAYS)}
+    overlays = ", ".join(Path(name).stem for name in shipped if name.startswith(OVERLAYS))
     return _OVERVIEW.format(
         version=version(),
         prog=PROG,
         commands=_table(COMMANDS),
-        configs=_table(configs),
-        studies=_table(studies),
-        overlays=paragraph,
+        configs=_table({name: title for name, title in titles.items() if not name.startswith(STUDIES)}),
+        studies=_table({name: title for name, title in titles.items() if name.startswith(STUDIES)}),
+        overlays=textwrap.fill(overlays, 100, initial_indent="  ", subsequent_indent="  "),
     )
-
-
-def _title(config: Path) -> str:
-    first = config.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip()
 
 
 def _table(rows: dict[str, str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +57,10 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)
     console = Console()
-    sizes = {split: datamodule.num_samples(split) for split in SPLITS}
-    table = _client_table(sizes, datamodule.label_histogram(), datamodule.client_names)
-    console.print(_summary(report), highlight=False, soft_wrap=True)
-    console.print()
-    Console(width=max(console.width, MIN_TABLE_WIDTH)).print(table)  # digits are never cut
-    console.print()
-    for name in ("partition.png", "partition.json", "partition.npz"):
-        if (folder / name).is_file():
-            console.print(folder / name, highlight=False, soft_wrap=True)
+    console.print(f"{_summary(report)}\n", highlight=False, soft_wrap=True)
+    Console(width=max(console.width, MIN_TABLE_WIDTH)).print(_client_table(datamodule))  # digits are never cut
+    files = [str(folder / name) for name in ("partition.png", "partition.json", "partition.npz")]
+    console.print("", *filter(os.path.isfile, files), sep="\n", highlight=False, soft_wrap=True)
 
 
 def _summary(report: Mapping[str, Any]) -> str:
@@ -89,76 +85,67 @@ def _summary(report: Mapping[str, Any]) -> str:
     return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 
-def _client_table(sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None, names: Sequence[str] | None) -> Table:
-    sizes = {split: counts for split, counts in sizes.items() if counts.any()}
-    totals = np.sum(list(sizes.values()), axis=0)
+def _client_table(datamodule: Any) -> Table:
+    """Return a table of the clients in order; of many only the largest, a row of dots, and the smallest."""
+    sizes = {split: counts for split in SPLITS if (counts := datamodule.num_samples(split)).any()}
+    histogram, names = datamodule.label_histogram(), datamodule.client_names
+    num_classes = 0 if histogram is None or histogram.shape[1] > MAX_CLASS_COLUMNS else histogram.shape[1]
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("client", justify="left" if names else "right")
-    for split in sizes:
-        table.add_column(split, justify="right")
-    if histogram is not None and histogram.shape[1] > MAX_CLASS_COLUMNS:
-        histogram = None
-    for label in range(0 if histogram is None else histogram.shape[1]):
-        table.add_column(f"c{label}", justify="right")
-    for client in _shown_clients(totals):
+    for title in (*sizes, *(f"c{label}" for label in range(num_classes))):
+        table.add_column(title, justify="right")
+    totals = np.sum(list(sizes.values()), axis=0)
+    shown: list[int | None] = list(range(len(totals)))
+    if len(shown) > MAX_CLIENT_ROWS:
+        by_size, half = np.argsort(-totals, kind="stable").tolist(), MAX_CLIENT_ROWS // 2
+        shown = [*by_size[:half], None, *by_size[-half:]]
+    for client in shown:
         if client is None:
             table.add_row("...")
             continue
         counts = [f"{counts[client]:,}" for counts in sizes.values()]
-        held = () if histogram is None else histogram[client]
+        held = [] if histogram is None else histogram[client, :num_classes]
         labels = [f"{count:,}" if count else "[dim].[/dim]" for count in held]
         table.add_row(escape(names[client]) if names else str(client), *counts, *labels)
     return table
 
 
-def _shown_clients(totals: np.ndarray) -> list[int | None]:
-    """Return all clients in order, or of many the largest ones, a None, and the smallest ones."""
-    if len(totals) <= MAX_CLIENT_ROWS:
-        return list(range(len(totals)))
-    by_size = np.argsort(-totals, kind="stable").tolist()
-    half = MAX_CLIENT_ROWS // 2
-    return [*by_size[:half], None, *by_size[-half:]]
-
-
 def print_plan(plan: Plan) -> None:
     """Print the estimated cost of a run in readable units."""
     about = "" if plan.is_counted else "about "
+    processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
+    rows = [
+        ("method", escape(f"{plan.algorithm}, {plan.model} with d = {plan.num_parameters:,}")),
+        ("clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"),
+        ("steps", f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
+         f"{about}{plan.num_steps:,} in all"),
+        ("engine", escape(_engines(plan))),
+        ("round", f"about {duration(plan.round_seconds[plan.engine])}"),
+        ("start-up", f"about {duration(plan.start_seconds)}"),
+        ("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}"),
+    ]  # fmt: skip
+    if plan.num_evaluations:
+        rows.insert(5, ("evaluation", f"about {duration(plan.evaluation_seconds)}, {plan.num_evaluations:,} times"))
+    if plan.simulated_seconds is not None:
+        rows += [("simulated", f"{about}{duration(plan.simulated_seconds)} on the clients' clock (trainer.system)")]
+    for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
+        rows += [("" if k else title, f"{bytes_said(size)}  {what}") for k, (what, size) in enumerate(parts.items())]
+    for title, total in (("sent up", plan.bytes_up), ("sent down", plan.bytes_down)):
+        rows += [(title, f"{bytes_said(total / plan.max_rounds)} per round, {about}{bytes_said(total)} in all")]
     table = Table(title="plan", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("method", escape(f"{plan.algorithm}, {plan.model} with d = {plan.num_parameters:,}"))
-    table.add_row(
-        "clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"
-    )
-    table.add_row(
-        "steps",
-        f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
-        f"{about}{plan.num_steps:,} in all",
-    )
-    table.add_row("engine", escape(_engines(plan)))
-    table.add_row("round", f"about {duration(plan.round_seconds[plan.engine])}")
-    if plan.num_evaluations:
-        table.add_row("evaluation", f"about {duration(plan.evaluation_seconds)}, {plan.num_evaluations:,} times")
-    table.add_row("start-up", f"about {duration(plan.start_seconds)}")
-    processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
-    table.add_row("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}")
-    if plan.simulated_seconds is not None:
-        table.add_row("simulated", f"{about}{duration(plan.simulated_seconds)} on the clients' clock (trainer.system)")
-    for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
-        for k, (what, size) in enumerate(parts.items()):
-            table.add_row("" if k else title, f"{bytes_said(size)}  {what}")
-    for title, total in (("sent up", plan.bytes_up), ("sent down", plan.bytes_down)):
-        table.add_row(title, f"{bytes_said(total / plan.max_rounds)} per round, {about}{bytes_said(total)} in all")
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
     console.print(ROUGH, style="dim", soft_wrap=True)
 
 
 def _engines(plan: Plan) -> str:
-    others = [kind for kind in plan.round_seconds if kind != plan.engine]
-    if others:
-        return f"{plan.engine}; {others[0]} would take about {duration(plan.round_seconds[others[0]])} per round"
+    for other, seconds in plan.round_seconds.items():
+        if other != plan.engine:
+            return f"{plan.engine}; {other} would take about {duration(seconds)} per round"
     other = "sequential" if plan.engine == "vectorized" else "vectorized"
-    return f"{plan.engine}; {other} {plan.not_timed}" if plan.not_timed.startswith("cannot") else (
-        f"{plan.engine}; {other} was not timed: {plan.not_timed}"
-    )  # fmt: skip
+    said = "" if plan.not_timed.startswith("cannot") else "was not timed: "
+    return f"{plan.engine}; {other} {said}{plan.not_timed}"

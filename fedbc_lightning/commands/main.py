@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import TracebackType
 
 from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
@@ -28,7 +27,7 @@ UNREAD = 141
 def program() -> int:
     """Run the command line of this process and return its exit status; the console script ``fedbc-cli`` calls this."""
     if sys.excepthook is sys.__excepthook__:  # torch's hook for process groups calls it, and puts the rank before lines
-        sys.excepthook = _show_error
+        sys.excepthook = lambda kind, error, trace: sys.stderr.write(report(error))  # with the user's code alone
     try:
         status = main()
     except SystemExit as stop:
@@ -63,11 +62,6 @@ def _leave_lost_processes(status: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
-
-
-def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback with the user's code alone, as the hook of exceptions that nobody has caught."""
-    sys.stderr.write(report(error))
 
 
 def _is_read() -> bool:
@@ -178,10 +172,8 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
 
 
 def _run_studies(words: list[str]) -> int:
-    command = words[0]
-    module = import_module(f"fedbc_lightning.commands.{'report' if command == 'report' else 'studies'}")
     try:
-        return getattr(module, command)(words[1:])
+        return getattr(import_module("fedbc_lightning.commands.studies"), words[0])(words[1:])
     except KeyboardInterrupt:
         print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
         return 130

@@ -1,38 +1,30 @@
-"""The commands on many runs: ``compare``, ``plan`` of a study, and ``reproduce``."""
+"""The commands on many runs: ``compare``, ``plan`` of a study, ``reproduce`` and ``report``."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, set_dumper
+from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from fedbc_lightning.cli.classes import load
-from fedbc_lightning.cli.command_arguments import (
-    CONFIG_OPTIONS,
-    PROG,
-    UsageError,
-    find_config,
-    option_values,
-)
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
 from fedbc_lightning.cli.messages import one_line_of, place_of_key
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
+from fedbc_lightning.report.write import runs_left_out, write_reports
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.methods import SECTIONS
-from fedbc_lightning.studies.origins import check_precedence, mark_changes
+from fedbc_lightning.studies.origins import UNCHECKED, check_precedence
 from fedbc_lightning.studies.parsed_runs import check_data_files
 from fedbc_lightning.studies.result_tables import show
 from fedbc_lightning.studies.results import finished
@@ -44,7 +36,11 @@ RUN_KEYS = ("seed_everything", *SECTIONS)
 """Keys of the config of one run."""
 Layers = list[tuple[Path | str, dict[str, Any]]]
 """The studies of a command line, each as a file or as the text itself, with its content."""
-set_dumper("yaml", partial(dump, default_flow_style=False, allow_unicode=True, sort_keys=False))  # of --print_config
+
+REPORT = """\
+Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ
+by client, every client's accuracy, the split of the data, settings and their origin, cost, hashes, and the command that
+repeats it. The page needs no other file and no network. Unfinished runs are named and left out."""
 
 
 class StudyParser(ArgumentParser):
@@ -60,8 +56,13 @@ class StudyParser(ArgumentParser):
         self.exit(2)
 
 
-def study_parser(command: str = "compare") -> StudyParser:
-    """Return the parser of ``compare``, which ``plan`` of a study uses, too."""
+def command_parser(command: str) -> StudyParser:
+    """Return the parser of a command that takes a study, or of ``report``."""
+    if command == "report":
+        parser = StudyParser(prog=f"{PROG} report", description=REPORT)
+        parser.add_argument("folder", type=str, nargs="?", help="Folder of a study or of a run, e.g. runs/digits.")
+        parser.add_argument("--output", "-o", type=str, help="File to write; by default report.html in the folder.")
+        return parser
     parser = StudyParser(prog=f"{PROG} {command}", description=(Study.__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--config", "-c", action="config", help="Study in YAML; several are layered.")
     parser.add_class_arguments(Study, None, as_group=False)
@@ -120,33 +121,22 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
         layers.append((path, _read(path)))
-    parser = study_parser(command)
-    study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
-    if study is None:  # a study that lacks something is printed as it is
-        _print_config(parser, [*words, asked_to_print[-1]])
+    study = _build(command_parser(command), words, layers)
     _mark_changes(study, layers, words)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
-    is_reference_given = any(True for _ in option_values(words, ("--reference",)))
-    if is_reference_given and study.reference not in (None, study.reference_name):
+    is_given = any(word.partition("=")[0] == "--reference" for word in words)
+    if is_given and study.reference not in (None, study.reference_name):
         left = ", ".join(method.name for method in study.methods)
         raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
     layered = [key for _, content in layers[1:] for key in content.get("overrides", {})]
     for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out
     check_precedence(study, dict.fromkeys([*for_all, *_typed_overrides(words)]))
-    if asked_to_print:
-        # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
-        content = json.loads(json.dumps(_as_config(study), default=str))
-        text = dump(content, sort_keys=False, allow_unicode=True)
-        _print_config(parser, [f"--config={text}", asked_to_print[-1]])
+    if asked_to_print:  # not by the parser: overrides are merged and parts chosen here, after it
+        print(dump(json.loads(json.dumps(_as_config(study), default=str)), sort_keys=False, allow_unicode=True), end="")
+        raise SystemExit(0)
     return study
-
-
-def _print_config(parser: StudyParser, words: list[str]) -> NoReturn:
-    """Let the parser print the config of words that end in ``--print_config``, and end."""
-    parser.parse_args(words)
-    parser.exit()
 
 
 def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
@@ -181,32 +171,18 @@ def _typed_overrides(words: list[str]) -> dict[str, Any]:
 
 
 def _mark_changes(study: Study, layers: Layers, words: list[str]) -> None:
-    """Mark the origins of settings that layers above the config with the origins, or the command line, give anew."""
-    with_origins = [place for place, (_, content) in enumerate(layers) if content.get("origins")]
-    if not with_origins:
-        return
-    published, above = layers[: with_origins[-1] + 1], layers[with_origins[-1] + 1 :]
-    anew = {key for _, content in above for key in content}
-    anew |= {re.split(r"[=.]", word[2:])[0] for word in words if word.startswith("--")}
-    if "origins" in anew:  # from someone who knows what is changed
-        return
-    before = {key: value for _, content in published for key, value in content.get("overrides", {}).items()}
-    overrides = study.given["overrides"]
-    study.origins = study.given["origins"] = mark_changes(
-        study,
-        [key for key, value in overrides.items() if key not in before or value != before[key]],
-        has_other_seeds=not anew.isdisjoint({"seeds", "scale"}),
-        has_other_runs=not anew.isdisjoint({"base", "algorithms", "variants", "factors"}),
+    """Say of all origins that they are not checked, if layers above the published study or the command line change it.
+
+    Which settings of which runs a change reaches is not worked out: the paper's numbers are those of the whole study.
+    """
+    above = itertools.takewhile(
+        lambda content: not content.get("origins"), (content for _, content in reversed(layers))
     )
-
-
-def _quietly(build: Callable[[], Study]) -> Study | None:
-    """Return a study, or None if the parser refuses it, whose message is dropped."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return build()
-    except SystemExit:
-        return None
+    anew = {key for content in above for key in content}
+    anew |= {re.split(r"[=.]", word[2:])[0] for word in words if word.startswith("--")}
+    if anew & {"base", "algorithms", "variants", "factors", "overrides", "seeds", "scale"} and "origins" not in anew:
+        marked = {name: origin.removesuffix(UNCHECKED) + UNCHECKED for name, origin in study.origins.items()}
+        study.origins = study.given["origins"] = marked
 
 
 def _as_config(study: Study) -> dict[str, Any]:
@@ -294,17 +270,37 @@ def _read(path: Path | str) -> dict[str, Any]:
     content = load(path if isinstance(path, str) else path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):  # a text that is no YAML: the parser says where
         return {}
-    place_of_study = path if isinstance(path, Path) else "--config"
-    known = list(Study.__dataclass_fields__)
-    for key in content:
+    file, known = path if isinstance(path, Path) else "--config", list(Study.__dataclass_fields__)
+    for key in map(str, content):
+        if key in RUN_KEYS:
+            raise UsageError(
+                f"{file} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path}"
+            )
         if key not in known:
-            if key in RUN_KEYS:
-                name = path.name if isinstance(path, Path) else "mine.yaml"
-                raise UsageError(
-                    f"{place_of_study} is the config of one run ({key}: ...), not of a study: {PROG} fit --config "
-                    f"{name}; a study names it: {{base: {name}, algorithms: {{FedAvg: {{}}, FedBC: {{}}}}}}"
-                )
-            meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
-            place = place_of_key(str(key), ["--config", str(path)])
-            raise UsageError(f"{place or place_of_study}: unknown key '{key}': {meant}")
+            meant = did_you_mean(key, known, f"a study has {', '.join(known)}")
+            raise UsageError(f"{place_of_key(key, ['--config', str(path)]) or file}: unknown key '{key}': {meant}")
     return content
+
+
+def report(words: list[str]) -> int:
+    """Run ``fedbc-cli report``: write a page about a study or a run.
+
+    Args:
+        words: Words of the command line after the command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UsageError: No folder is given.
+        ConfigurationError: The folder holds neither a study nor a run, or a file in it cannot be read.
+    """
+    given = command_parser("report").parse_args(words)
+    if given.folder is None:
+        raise UsageError(f"of what? {PROG} report FOLDER_OF_A_RUN_OR_STUDY")
+    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
+    for file in write_reports(Path(given.folder), given.output and Path(given.output)):
+        say(f"Report:  {file} ({file.stat().st_size / 1e6:.1f} MB)")
+    if others := [shlex.quote(str(Path(given.folder, run.name))) for run in runs_left_out(Path(given.folder))]:
+        say(f"It is about the newest of {len(others) + 1} runs; for the one before: {PROG} report {others[0]}")
+    return 0

@@ -12,9 +12,7 @@ from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import as_word, flat
 
-# Origin of a setting that was given anew, so that the published study's origin does not hold for it.
-CHANGED = "changed here"
-# What is added to all origins of a study whose algorithms, variants or base were given anew.
+# What is added to all origins of a study of which something was given anew.
 UNCHECKED = " (not checked)"
 # Name of the number of seeds among the origins; all other names are those of settings of runs.
 SEEDS = "seeds"
@@ -64,31 +62,6 @@ def check_origins(study: Study, keys: Iterable[str]) -> None:
         owner, key = place_of(study, name)
         if name != SEEDS and owner in present and _value(known, key) is None:
             raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
-
-
-def mark_changes(study: Study, keys: Iterable[str], *, has_other_seeds: bool, has_other_runs: bool) -> dict[str, str]:
-    """Return the origins of a study whose published form was changed: what was given anew is not the paper's.
-
-    Args:
-        study: The study as it is to be run.
-        keys: Keys of the overrides that differ from the published study's.
-        has_other_seeds: Whether its seeds differ.
-        has_other_runs: Whether its base, algorithms, variants or factors differ, so that any setting may.
-    """
-    origins = {
-        name: origin.removesuffix(UNCHECKED) + UNCHECKED * has_other_runs for name, origin in study.origins.items()
-    }
-    if SEEDS in origins and has_other_seeds:
-        origins[SEEDS] = CHANGED
-    places = {name: place_of(study, name) for name in study.origins if name != SEEDS}
-    for key in keys:
-        owner, full = place_of(study, key)
-        # An override for all does not reach an algorithm whose own settings have the key.
-        keeping = {method.name for method in study.methods if full in _own(method)}
-        same = [name for name, (other, place) in places.items() if place == full
-                and (other == owner or (owner is None and other not in keeping))]  # fmt: skip
-        origins |= dict.fromkeys(same or [key], CHANGED)
-    return origins
 
 
 def place_of(study: Study, name: str) -> tuple[str | None, str]:

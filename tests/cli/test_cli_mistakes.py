@@ -13,14 +13,13 @@ MISTAKES = {
     "fti --config tiny.yaml": "unknown command 'fti': did you mean 'fit'?",
     "--config tiny.yaml fit": "the command goes first: fedbc-cli fit --config ...",
     # configs
-    "fit --config cifr.yaml": "no config file 'cifr.yaml' here or among the shipped ones. did you mean 'cifar.yaml'?",
-    "fit --config nofile.yaml": "among the shipped ones. Shipped: a1a.yaml",  # nothing is near
+    "fit --config cifr.yaml": "no config file 'cifr.yaml' here or among the shipped ones; did you mean 'cifar.yaml'?",
+    "fit --config nofile.yaml": "among the shipped ones; fedbc-cli --help lists these",  # nothing is near
     "fit --config fedprox": "did you mean 'algorithms/fedprox.yaml'?",
-    "compare --config studies/nofile.yaml": "Shipped: studies/codecs.yaml, studies/digits.yaml",
     "compare": "missing: base, algorithms. Give a --config, such as --config studies/digits.yaml, or --base ...",
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: fedbc-cli fit",
     "fit --config studies/digits.yaml": "--config studies/digits.yaml is a study, which fit does not take: fedbc-cli",
-    "fit --config broken.yaml": "broken.yaml, line 3: not YAML",
+    "fit --config broken.yaml": "broken.yaml: not YAML: ",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
     # keys

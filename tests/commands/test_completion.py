@@ -50,10 +50,9 @@ def complete(scripts, tmp_path):
         (["fit", "--config", "digits.yaml", "--algorithm", "SCAF"], {"SCAFFOLD"}),
         (["fit", "--algorithm.dual_l"], {"--algorithm.dual_lr"}),
         (["fit", "--data", "Dig"], {"DigitsDataModule"}),
-        (["fit", "--ckpt_path", ""], {"last", "runs/digits"}),
+        (["fit", "--ckpt_path", ""], {"runs", "mine.yaml"}),
         (["report", "runs/digits/"], {"runs/digits/FedBC-0"}),
         (["reproduce", "table1"], {"table1"}),
-        (["completion", "z"], {"zsh"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

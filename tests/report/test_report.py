@@ -395,10 +395,7 @@ def test_older_runs_that_have_no_page_are_named(copied, capfd):
     assert run_cli("report", "runs/tiny") == 0
     page, others = capfd.readouterr().out.splitlines()
     assert "runs/tiny/FedBC-0-1/report.html" in page
-    assert others == (
-        "It is about the newest run. 'runs/tiny' holds 2 older runs: FedBC-0, FedAvg-0. Give the folder of one: "
-        "fedbc-cli report runs/tiny/FedBC-0"
-    )
+    assert others == "It is about the newest of 3 runs; for the one before: fedbc-cli report runs/tiny/FedBC-0"
     assert run_cli("report", "runs/tiny/FedBC-0") == 0
     assert len(capfd.readouterr().out.splitlines()) == 1
 

@@ -51,7 +51,7 @@ def test_a_study_given_as_text_is_held_against_itself(tmp_path, monkeypatch):
     )
     assert read_study("compare", ["--config", text]).origins == {"data.alpha": "paper"}
     found = read_study("compare", ["--config", text, "--overrides", "{data.alpha: 0.7}"])
-    assert found.origins == {"data.alpha": "changed here"}
+    assert found.origins == {"data.alpha": "paper (not checked)"}
     assert found.overrides == {"data.alpha": 0.7, "data.beta": 0.1}
     with pytest.raises(UsageError, match=r"--config: unknown key 'algoritms'"):
         read_study("compare", ["--config", text.replace("algorithms", "algoritms")])
