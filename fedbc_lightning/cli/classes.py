@@ -205,10 +205,10 @@ def foreign_configs(words: list[str]) -> set[str]:
             named.append((None, _name_in(load(value))))
     chosen = next((fold(name) for _, name in reversed(named) if name), "")
     foreign, current = set(), ""
-    for text, name in named:
+    for config, name in named:
         current = fold(name) or current
-        if text is not None and current and current != chosen:
-            foreign.add(text)
+        if config is not None and current and current != chosen:
+            foreign.add(config)
     return foreign
 
 

@@ -61,25 +61,21 @@ def prepare_arguments(words: list[str]) -> list[str]:
     """
     words = list(words)
     check_subcommand(words)
-    given = False
-    for position, value in option_values(words, CONFIG_OPTIONS):
-        config_file = find_config(value)
-        words[position] = words[position].removesuffix(value) + str(config_file)
-        if isinstance(config_file, Path) and re.search(r"^algorithms:", config_file.read_text(encoding="utf-8"), re.M):
-            raise UsageError(
-                f"--config {value} is a study, which {words[0]} does not take: {PROG} compare --config {value}"
-            )
-        given = True
+    configs = list(option_values(words, CONFIG_OPTIONS))
+    if is_study(words):
+        raise UsageError(f"{words[0]} takes no study: {PROG} compare --config {configs[-1][1]}")
+    for position, value in configs:
+        words[position] = words[position].removesuffix(value) + str(find_config(value))
     checkpoints = list(option_values(words, ("--ckpt_path",)))
     if checkpoints:
         position, value = checkpoints[-1]
         checkpoint = find_checkpoint(value)
         del words[position - (words[position] == value) : position + 1]
         words += ["--ckpt_path", checkpoint]  # at the end: a config, too, has the key, with null, and the last one wins
-        config = None if given else find_run_config(checkpoint, words)
+        config = None if configs else find_run_config(checkpoint, words)
         if config is not None:
             words[1:1] = ["--config", str(config)]
-    elif words[0] == "export" and not given and not any(word == "-h" or "help" in word for word in words):
+    elif words[0] == "export" and not configs and not any(word == "-h" or "help" in word for word in words):
         raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")
     return words
 
@@ -90,17 +86,9 @@ def is_study(words: list[str]) -> bool:
     Raises:
         UsageError: A config file does not exist.
     """
-    import yaml
-
-    for _, value in option_values(words, CONFIG_OPTIONS):
-        config = find_config(value)
-        text = config.read_text(encoding="utf-8") if isinstance(config, Path) else config
-        try:
-            if "algorithms" in (yaml.safe_load(text) or {}):
-                return True
-        except yaml.YAMLError:  # in inline text; the parser reports it
-            continue
-    return False
+    found = [find_config(value) for _, value in option_values(words, CONFIG_OPTIONS)]
+    texts = [config.read_text(encoding="utf-8") if isinstance(config, Path) else config for config in found]
+    return any(re.search(r"^algorithms:|^{.*\balgorithms:", text, re.MULTILINE) for text in texts)
 
 
 def check_subcommand(words: list[str]) -> None:
@@ -171,17 +159,10 @@ def find_checkpoint(path: str) -> str:
     """
     if path in ("last", "null", "None"):
         return path
-    place = Path(path)
-    if place.is_dir():
-        for candidate in (place / "checkpoints" / "last.ckpt", place / "last.ckpt"):
-            if candidate.is_file():
-                return str(candidate)
-        runs = sorted(str(last.parent.parent) for last in place.glob("*/checkpoints/last.ckpt"))
-        which = f", such as {runs[0]}," if runs else ""
-        raise UsageError(f"no checkpoints/last.ckpt in --ckpt_path {path}: give a run folder{which} or a .ckpt file")
-    if not place.is_file():
-        raise UsageError(f"no checkpoint at --ckpt_path {path}: give a .ckpt file, a run folder or 'last'")
-    return path
+    for file in (Path(path), Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
+        if file.is_file():
+            return str(file)
+    raise UsageError(f"no checkpoint at --ckpt_path {path}: give a .ckpt file, a run folder that has one, or 'last'")
 
 
 def find_run_config(checkpoint: str, words: list[str]) -> Path | None:
@@ -207,9 +188,8 @@ def find_run_config(checkpoint: str, words: list[str]) -> Path | None:
         if words[0] == "fit" and _last_value(words, "--model") is not None:
             return None
         raise UsageError(
-            f"--ckpt_path {checkpoint}: there is no last.ckpt under {folder}; give --trainer.default_root_dir and "
-            f"--trainer.name of the run, or the config that has them: {PROG} {words[0]} --config digits.yaml "
-            f"--ckpt_path {checkpoint}"
+            f"--ckpt_path {checkpoint}: there is no last.ckpt under {folder}; give the run's --config, or "
+            "--trainer.default_root_dir and --trainer.name"
         )
     for folder in Path(checkpoint).absolute().parents[:2]:
         if (folder / "config.yaml").is_file():

@@ -84,7 +84,8 @@ def script(shell: str) -> str:
     }):  # fmt: skip
         for command in SUBCOMMANDS:
             parsers[command].add_argument(option)
-    for action in (action for each in parsers.values() for action in private_cli.actions(each)):
+    actions: list[Any] = [action for each in parsers.values() for action in private_cli.actions(each)]
+    for action in actions:
         key = action.dest.removesuffix(".help")
         if key == "config":
             action.complete = dict.fromkeys(SHELLS, "_fedbc_config_files")

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from helpers.command_line import run_cli
 
-from fedbc_lightning.cli.command_arguments import UsageError, find_checkpoint
-
 FIT = "fit --config tiny.yaml"
 # Status and the line, by command line; status 1: the settings can be read but not be used
 MISTAKES = {
@@ -18,7 +16,7 @@ MISTAKES = {
     "fit --config fedprox": "did you mean 'algorithms/fedprox.yaml'?",
     "compare": "missing: base, algorithms. Give a --config, such as --config studies/digits.yaml, or --base ...",
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: fedbc-cli fit",
-    "fit --config studies/digits.yaml": "--config studies/digits.yaml is a study, which fit does not take: fedbc-cli",
+    "fit --config studies/digits.yaml": "fit takes no study: fedbc-cli compare --config studies/digits.yaml",
     "fit --config broken.yaml": "broken.yaml: not YAML: ",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
@@ -49,8 +47,8 @@ MISTAKES = {
     f"{FIT} --trainer.codec.up TopK": "trainer.codec.up: TopK needs fraction: give --trainer.codec.up.fraction ...",
     # checkpoints
     "test --ckpt_path nowhere.ckpt": "no checkpoint at --ckpt_path nowhere.ckpt",
-    "test --ckpt_path last": "--ckpt_path last: there is no last.ckpt under runs/default; give --trainer.",
-    "test --ckpt_path .": "no checkpoints/last.ckpt in --ckpt_path .",
+    "test --ckpt_path last": "--ckpt_path last: there is no last.ckpt under runs/default; give the run's --config",
+    "test --ckpt_path .": "no checkpoint at --ckpt_path .",
 }
 UNUSABLE = {
     f"{FIT} --model CIFARCNN --model.image_size 8": "image_size=8 is too small",
@@ -80,14 +78,6 @@ def test_a_mistake_is_one_clear_line(project, line, said, capsys):
     assert err.startswith("fedbc-cli: error: ")
     assert said in err
     assert not Path("runs").exists()
-
-
-def test_a_folder_of_runs_names_one_of_them(tmp_path):
-    last = tmp_path / "digits" / "FedBC-0" / "checkpoints" / "last.ckpt"
-    last.parent.mkdir(parents=True)
-    last.touch()
-    with pytest.raises(UsageError, match=r"give a run folder, such as \S+FedBC-0, or a .ckpt file"):
-        find_checkpoint(str(tmp_path / "digits"))
 
 
 FEDBC = "algorithm:\n  class_path: FedBC\n  init_args:\n    dual_lr: 0.1\n    dual_ir: 0.1\n"

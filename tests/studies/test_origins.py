@@ -66,7 +66,6 @@ def test_a_setting_that_does_not_exist_is_refused(name):
         ["--scale", "0.5"],
         ["--config", "layer.yaml"],
         ["--base", "digits.yaml"],
-        ["--algorithms", "{FedAvg: {}}"],
     ],
 )
 def test_origins_of_a_study_that_is_changed_are_not_checked(tmp_path, monkeypatch, words):
