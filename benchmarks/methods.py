@@ -246,11 +246,12 @@ def train(algorithm: FederatedAlgorithm, rounds: int, settings: Point, callbacks
             config[section] = value
         else:
             (config[section] if section == "trainer" else config[section]["init_args"])[name] = value
-    seed_everything(config["seed_everything"], workers=True, verbose=False)
+    seed = config.get("seed_everything", 0)
+    seed_everything(seed, workers=True, verbose=False)
     data = _build(config["data"])
     cpu = torch.device("cpu")
     with seeding.preserved_globals(cpu):  # as fedbc-cli does, so that its runs start from the same model
-        seeding.seed_globals(seeding.derive(config["seed_everything"], "init"), cpu)
+        seeding.seed_globals(seeding.derive(seed, "init"), cpu)
         model = _build(config["model"])
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     options = {**config["trainer"], **quiet, "devices": 1, "max_rounds": rounds, "callbacks": callbacks}

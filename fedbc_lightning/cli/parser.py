@@ -94,7 +94,10 @@ class BriefHelpFormatter(private_cli.OpenHelpFormatter):
     """A help formatter that leaves out long lists of known subclasses."""
 
     def shortened(self, text: str) -> str:
-        """Return the help of an argument without a long list of classes, and without the marks of docstrings."""
+        """Return the help of an argument: a short list of classes, types as Python 3.10 writes them, no markup."""
+        inside = r"\[((?:[^][]|\[[^][]*\])*)\]"
+        text = re.sub(f"Optional{inside}", r"\1 | null", text)
+        text = re.sub(f"Union{inside}", lambda found: re.sub(r", (?![^[]*\])", " | ", found[1]), text)
         return re.sub(
             r"known subclasses: ([^()]*)",
             lambda found: found[0] if found[1].count(",") < MAX_LISTED_CLASSES else "any class by its class_path",

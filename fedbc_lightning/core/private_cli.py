@@ -117,8 +117,8 @@ class OpenHelpFormatter(DefaultHelpFormatter):
         """Return the help of an argument as it is to be printed."""
         raise NotImplementedError
 
-    def _get_help_string(self, action: Action) -> str:
-        return self.shortened(super()._get_help_string(action) or "")
+    def _expand_help(self, action: Action) -> str:
+        return self.shortened(super()._expand_help(action))
 
 
 def actions(parser: ArgumentParser) -> list[Action]:

@@ -40,7 +40,6 @@ def only(*names):
 
 
 @pytest.mark.nightly(reason="whole tables by scripts that only developers run")
-@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("tiny", "words", "rows"),
     [

@@ -349,7 +349,7 @@ def test_the_help_of_an_argument_can_be_shortened():
 
     parser = jsonargparse.ArgumentParser(formatter_class=Brief)
     parser.add_argument("--size", type=int, help="A very long text.")
-    assert "A long text." in parser.format_help(), gone("_get_help_string")
+    assert "A long text." in parser.format_help(), gone("_expand_help")
 
 
 # one place
