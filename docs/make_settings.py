@@ -23,7 +23,7 @@ from fedbc_lightning import (  # noqa: E402
 )
 from fedbc_lightning.cli.classes import import_path  # noqa: E402
 from fedbc_lightning.data import FederatedDataModule  # noqa: E402
-from fedbc_lightning.federation.system import Stragglers  # noqa: E402
+from fedbc_lightning.federation.participation import Stragglers  # noqa: E402
 from fedbc_lightning.partition import Partitioner  # noqa: E402
 from fedbc_lightning.studies.study import Study  # noqa: E402
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
     from fedbc_lightning.federation.coding import Codecs
+    from fedbc_lightning.federation.participation import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.federation.privacy import Privacy
-    from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.federation.system import Diurnal, Lognormal, System
     from fedbc_lightning.run.run_record import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -24,7 +24,7 @@ if not os.path.isdir(os.path.join(__path__[0], "configs")):
 
 _HOMES = {
     "SCAFFOLD": "algorithms",
-    "ClientSampler": "federation.sampling",
+    "ClientSampler": "federation.participation",
     "Codecs": "federation.coding",
     "ConfigurationError": "core.errors",
     "Diurnal": "federation.system",
@@ -37,10 +37,10 @@ _HOMES = {
     "FitResult": "run.run_record",
     "Lognormal": "federation.system",
     "PartitionedDataModule": "data",
-    "PoissonSampler": "federation.sampling",
+    "PoissonSampler": "federation.participation",
     "Privacy": "federation.privacy",
     "System": "federation.system",
-    "UniformSampler": "federation.sampling",
+    "UniformSampler": "federation.participation",
     "recordable": "core.recordable",
 }
 

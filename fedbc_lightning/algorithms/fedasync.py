@@ -8,7 +8,7 @@ from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import NotNegative, above, check_arguments, within
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
-from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
+from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
 from fedbc_lightning.state import Cohort, ServerState
 
 

@@ -6,7 +6,7 @@ from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import Count, Positive, check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
-from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
+from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
 from fedbc_lightning.state import Cohort, ServerState
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.evaluation.measurement import ClientModel
-
-if TYPE_CHECKING:
-    from fedbc_lightning.run.trainer_attributes import RunView
+from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class AggregationMoves(Callback):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -10,10 +10,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.checks import Fraction, NotNegative, check_arguments
 from fedbc_lightning.core.seeding import generator, numpy_generator
-from fedbc_lightning.federation.sampling import num_sampled
-
-if TYPE_CHECKING:
-    from fedbc_lightning.run.trainer_attributes import RunView
+from fedbc_lightning.federation.participation import num_sampled
+from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class ByzantineClients(Callback):

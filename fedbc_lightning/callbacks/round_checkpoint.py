@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
-
-if TYPE_CHECKING:
-    from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class RoundCheckpoint(Callback):

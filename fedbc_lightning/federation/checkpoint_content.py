@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.evaluation.measurement import ClientModel
+from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import checkpoint
-
-if TYPE_CHECKING:
-    from fedbc_lightning.federation.federation import Federation
 
 
 def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.seeding import generator
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.user_methods import checked_count, returned
 from fedbc_lightning.server import NormalizedAverage
-from fedbc_lightning.server.codecs import Codec, check_codec
+from fedbc_lightning.server.codecs import Codec
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 # Name of the client vector e_i, which holds what the messages of a client have lost so far
@@ -51,8 +52,7 @@ class Codecs:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_codec("trainer.codec.up", self.up)
-        check_codec("trainer.codec.down", self.down)
+        check_arguments(Codecs, vars(self), "trainer.codec")
         if self.down is not None and not self.down.is_for_models:
             raise ConfigurationError(
                 f"trainer.codec.down: what {type(self.down).__name__} leaves of z is no model, and the server has no "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
@@ -15,44 +16,38 @@ from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import ClientModel, Models
+from fedbc_lightning.federation import round_results as results
+from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
-from fedbc_lightning.federation.local_models import LocalModels
+from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
 from fedbc_lightning.federation.participation import deal
-from fedbc_lightning.federation.preparation import (
-    check_kept_parameters,
-    choose_engine,
-    declare_state,
-    round_schedulers,
-    show_largest_client,
-)
-from fedbc_lightning.federation.reduce import Trained, join_processes
-from fedbc_lightning.federation.round_rows import (
-    bytes_of_client,
-    check_records,
-    record_arrivals,
-    record_bytes,
-    record_missing,
-    round_metrics,
-)
 from fedbc_lightning.federation.simulation import Costs, Simulation
-from fedbc_lightning.federation.user_methods import (
-    UndeclaredState,
-    call_parts,
-    check_left_behind,
-    checked_count,
-    checked_model,
-    server_parts,
-    update_clients,
-)
 from fedbc_lightning.module import schedulers
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
-from fedbc_lightning.server.averaged_buffers import AveragedBuffers
+from fedbc_lightning.server.aggregation import AveragedBuffers
 from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, WrittenParametersError
 
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+
+class PlannedRound(NamedTuple):
+    """What a round does if every loss is finite.
+
+    Attributes:
+        sampled: Indices of the clients that receive z.
+        ids: Indices of the clients that train.
+        steps: Number of local steps of each client in ``ids``.
+        bytes_down: Bytes that all sampled clients together receive.
+        bytes_up: Bytes that all clients in ``ids`` together send.
+        ended: Simulated seconds from the start of the run to the end of the round; None without a simulated clock.
+    """
+
+    sampled: list[int]
+    ids: list[int]
+    steps: list[int]
+    bytes_down: int
+    bytes_up: int
+    ended: float | None
 
 
 class Federation:
@@ -70,7 +65,7 @@ class Federation:
         client_dtype: Dtype in which the clients' vectors are kept; None takes the dtype of z.
         engine: The engine that does local training; ``"auto"`` takes the faster one.
         local_parameters: Patterns of the names of parameters that stay with each client.
-        channel: What every message between clients and server passes; None: messages travel as they are.
+        channel: What every message between clients and server passes.
 
     Attributes:
         server: :class:`~fedbc_lightning.state.declaration.ServerState`.
@@ -95,16 +90,20 @@ class Federation:
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
         engine: choice.Kind | Literal["auto"],
-        local_parameters: Sequence[str] = (),
-        channel: Channel | None = None,
+        local_parameters: Sequence[str],
+        channel: Channel,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self.simulation, self.participation = simulation, simulation.participation
-        self.local = self.participation.local
-        self.channel = channel or Channel()
+        self.local, self.channel = self.participation.local, channel
         self._num_samples = datamodule.num_samples("train")
-        show_largest_client(self.user, self.local, self.participation)
-        self.schedule = round_schedulers(user, self.local, self.participation)
+        self._show_largest_client()
+        # One optimizer belongs to the schedulers that step once per round, another to the clients.
+        first = schedulers.configure(user)
+        self.schedule = schedulers.RoundSchedulers(first.optimizer, first.round_schedulers)
+        if self.local.schedule_rounds is not None:
+            limits = self.local.limits(self.participation.most_batches)
+            schedulers.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
         kept = kept_names(user.module, local_parameters, buffers)
         configured, seed = schedulers.configure(user), self.participation.seed
         self.bench = Workbench.of_module(user, configured, self.local, datamodule, seed, kept)
@@ -114,8 +113,11 @@ class Federation:
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self._is_engine_by_rule = engine == "auto"
+        # By the number of clients that a process trains in the first round
         self.engine_kind: choice.Kind = (
-            choose_engine(fabric, self.bench, algorithm, self.participation) if engine == "auto" else engine
+            choice.choose(self.bench, algorithm, len(self.participation.sample(1)) // fabric.world_size)
+            if engine == "auto"
+            else engine
         )
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(*initial)
@@ -127,16 +129,16 @@ class Federation:
         algorithm.check(self.engine)
         # Everything below depends on the layout, which changes once if the first round writes frozen parameters
         # (take_as_buffers): then all of it is made again.
-        self.server_parts = self.channel.server_parts(server_parts(algorithm, self.engine), algorithm)
+        self.server_parts = self.channel.server_parts(methods.server_parts(algorithm, self.engine), algorithm)
         # Behind the method's parts, because it steps in only where none of them has staged buffers for the new z.
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
-        self._undeclared = UndeclaredState(algorithm, self.server_parts)
+        self._undeclared = methods.UndeclaredState(algorithm, self.server_parts)
         num_clients, size = self.datamodule.num_clients, parameters.element_size()
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
-        declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
+        declaration = methods.declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
         # What a client keeps beside the method's state: its model, and where its own schedules stand.
         self._client_parts: list[Any] = [schedulers] if self.local.schedule_rounds is not None else []
         self._client_parts.append(self.local_models)
@@ -176,13 +178,14 @@ class Federation:
         # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
         present, server.round = server.round, round
         try:
-            steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
+            found = [algorithm.num_steps(server, number) for number in asked]
+            steps = [methods.checked_count(algorithm, "num_steps", number) for number in found]
             return Costs(steps, *self._bytes_of_client())
         finally:
             server.round = present
 
     def _bytes_of_client(self) -> tuple[int, int]:
-        return bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server, self.channel)
+        return results.bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server, self.channel)
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.
@@ -239,38 +242,46 @@ class Federation:
         # S_t, and what each of them is asked to do; a function of (seed, round), the same on all ranks.
         participants = self.simulation.draw(round)
         self.simulation.stage(server, participants)
-        sums = self.start_round(self.bench)
+        self.start_local_steps(round)
+        sums = Sums(self.user.device)
         # Each rank trains its share of S_t; the sums then are those of all ranks, in float64, so that z does not depend
         # on how many there are.
         trained = self._train_share(participants.late, sums)
-        server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
+        server.records, counters = results.join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
-        check_records(server, self.algorithm, hides_participants=self.channel.hides_participants)
+        results.check_records(server, self.algorithm, hides_participants=self.channel.hides_participants)
         # Before the parts run: those of asynchronous methods write weights into the rows of who arrives.
-        record_arrivals(server, self._num_samples)
+        results.record_arrivals(server, self._num_samples)
         # Whoever sees no noise in a round without clients would know that nobody took part.
         if server.ids or server.arrivals or self.channel.hides_participants:
             self.channel.receive(server, sums)
-            call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
-            call_parts(self.server_parts, "on_round_end", server, server, self.clients)
-        record_missing(server, participants, self._num_samples)
-        record_bytes(server, self.algorithm, *self._bytes_of_client())
-        return round_metrics(server)
+            methods.call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
+            methods.call_parts(self.server_parts, "on_round_end", server, server, self.clients)
+        results.record_missing(server, participants, self._num_samples)
+        results.record_bytes(server, self.algorithm, *self._bytes_of_client())
+        return results.round_metrics(server)
 
-    def start_local_steps(self, round: int) -> None:
-        """Set the workbench to the rates and the scale of a round, for local steps outside of its training."""
-        self.bench.start_round(round, self.grad_scale, self.schedule.learning_rates)
+    def plan_round(self, round: int) -> PlannedRound:
+        """Tell what a round will do; all of it is a function of (seed, round). The server is in that round afterwards.
 
-    def start_round(self, bench: Workbench) -> Sums:
-        """Set a workbench and the server's parts to the start of the round in ``server.round``."""
-        server = self.server
-        bench.start_round(server.round, self.grad_scale, self.schedule.learning_rates)
-        sums = Sums(self.user.device)
-        call_parts(self.server_parts, "on_round_start", server, server, sums)
-        return sums
+        Args:
+            round: Number of the round; the rounds are asked for in turn.
+        """
+        self.server.round = round
+        drawn = self.simulation.draw(round)
+        asked = [self.participation.asked(client, drawn.late) for client in drawn.ids]
+        if self.algorithm.trains_pooled:
+            asked = [self.local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self.server.seed)))]
+        steps, down, up = self._costs(round, asked)
+        num_sent = len(drawn.ids if drawn.arrivals is None else drawn.arrivals)
+        return PlannedRound(drawn.sampled, drawn.ids, steps, down * len(drawn.sampled), up * num_sent, drawn.ended)
 
-    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> Trained:
+    def start_local_steps(self, round: int, bench: Workbench | None = None) -> None:
+        """Set a workbench, by default that of the run, to the rates and the scale of a round."""
+        (bench or self.bench).start_round(round, self.grad_scale, self.schedule.learning_rates)
+
+    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> results.Trained:
         """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
         server = self.server
         steps = self.participation.num_steps(server.ids)
@@ -297,7 +308,7 @@ class Federation:
         except WrittenParametersError as found:  # all ranks are to hear of it
             error = found
         self.user.shared_state.report()
-        return Trained(records, counters, error)
+        return results.Trained(records, counters, error)
 
     def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
         """Train a cohort by the method's client half, then call the server's parts with it.
@@ -312,7 +323,7 @@ class Federation:
         cohort.local = local
         # The method's terms refer to the z that the client knows, not to the server's exact one.
         with received_by_clients(self.server, received):
-            update_clients(self.algorithm, self.engine, cohort, self.server)
+            methods.update_clients(self.algorithm, self.engine, cohort, self.server)
         for part in self._client_parts:
             part.end(cohort)
         cohort.check_finite()
@@ -320,8 +331,8 @@ class Federation:
         self.channel.send(cohort, self.server, received)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
-        call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
-        check_left_behind(self.algorithm, cohort)
+        methods.call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
+        methods.check_left_behind(self.algorithm, cohort)
         # A scalar is a column of clients.csv; that of an invalid client is the value it keeps.
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
@@ -363,12 +374,23 @@ class Federation:
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
         self.bench.load(self.server.staged_model, self.server.staged("counters"), kept=self.server.kept)
-        show_largest_client(self.user, self.local, self.participation)
+        self._show_largest_client()
+
+    def _show_largest_client(self) -> None:
+        """Show the module the largest client's counts: outside of clients, ``self.trainer`` has these.
+
+        ``configure_optimizers`` sees them, too, when it is called to learn its form.
+        """
+        num_batches = self.participation.most_batches
+        limits = self.local.limits(num_batches)
+        if self.local.schedule_rounds is None:
+            limits["max_epochs"] = self.local.epochs or 1
+        self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
 
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""
         size = self.layout.num_parameters + self.layout.num_buffers
-        z = checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
+        z = methods.checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         counters, kept = self.server.staged("counters"), self.server.kept
         local, weights = self.local_model(), self.local_models.staged_weights(self.clients)
         return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import WrittenParametersError
-
-if TYPE_CHECKING:
-    from fedbc_lightning.evaluation.evaluator import Evaluator
-    from fedbc_lightning.federation.federation import Federation
-    from fedbc_lightning.module.adapter import UserModule
 
 # Hooks whose writes change the initial model
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
@@ -87,18 +84,12 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         federation.layout.check_replaced()
     after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
-    has_changed = after.differs_from(before)
     _share_scratch(federation)
     if is_resumed:
         federation.layout.frozen.write(before.frozen)
         federation.load_global()
-        if has_changed:
-            rank_zero_info(
-                "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
-                "(on_fit_start, on_train_start) is not taken again."
-            )
     # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
-    elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
+    elif any(gather_objects(federation.fabric, after.differs_from(before))) or federation.fabric.world_size > 1:
         after = after.of_process_0(federation)
         federation.layout.frozen.write(after.frozen)
         federation.make_state(*after[:4])
@@ -113,10 +104,9 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
+    before = Weights.of(federation)
     yield
     after = Weights.of(federation)
-    _say_that_scratch_is_put_back(federation.user, hook, scratch)
     if not any(gather_objects(federation.fabric, after.differs_from(before))):
         return
     after = after.of_process_0(federation)
@@ -166,20 +156,6 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     rank_zero_info(
         f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
         "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
-    )
-
-
-def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[Tensor]) -> None:
-    """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
-    written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
-    if not written or user.has_told_scratch:
-        return
-    user.has_told_scratch = True
-    name = next(name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written))
-    rank_zero_info(
-        f"model: {hook} wrote into '{name}', a buffer with persistent=False: each client finds there what it held when "
-        "training began. Register it with persistent=True, and what is written becomes part of the global model (said "
-        "once)."
     )
 
 

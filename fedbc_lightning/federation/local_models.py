@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.engines.base import no_kept_parameters
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.user_methods import checked_model
 from fedbc_lightning.state import Cohort, ParameterLayout
@@ -22,6 +25,28 @@ from fedbc_lightning.state.declaration import (
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
+
+
+def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout, num_heldout: int) -> None:
+    """Say which parameters stay with each client, and by what such a run is judged.
+
+    Raises:
+        ConfigurationError: The method cannot leave a part of the model with each client.
+    """
+    if not algorithm.takes_local_parameters:
+        raise no_kept_parameters(str(algorithm))
+    if num_heldout:
+        raise ConfigurationError(
+            "data.heldout_clients: a client that never trains has no part of its own, so z cannot be measured on it; "
+            "leave out heldout_clients or trainer.local_parameters."
+        )
+    names = [entry.name for entry in layout.kept_entries]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    rank_zero_info(
+        f"trainer.local_parameters: {layout.num_kept:,} of {layout.num_parameters + layout.num_kept:,} parameters stay "
+        f"with each client ({shown}). No model is everyone's then, so there is no accuracy/global: judge by "
+        "accuracy/local."
+    )
 
 
 class LocalModels:

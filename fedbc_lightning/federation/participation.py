@@ -3,19 +3,154 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.checks import SHARE, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.seeding import derive, numpy_generator
+from fedbc_lightning.core.seeding import derive, numpy_generator, secret_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
-from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
-from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.state import Arrival
+
+
+class ClientSampler:
+    """Base class of samplers; derive your own class from it and give it as ``trainer.sampler``.
+
+    Attributes:
+        may_be_empty: Whether a round may be without any client.
+    """
+
+    may_be_empty = False
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """Return the distinct clients of one round, in the order of their turns, from the arguments alone.
+
+        A client is meant by its place, from 0 on, among those that can be sampled, in ascending order of their numbers.
+        Place and number differ if some clients are held out, are not there by ``trainer.system.availability``, or are
+        in training in an asynchronous method; the place of a client may then change from round to round.
+
+        Args:
+            num_clients: Number of clients that can be sampled; N if all train, are there, and are idle.
+            num_sampled: Number of clients to sample, S or fewer, at most ``num_clients``.
+            seed: The run's seed.
+            round: Number of the round, 1..T.
+        """
+        raise NotImplementedError
+
+
+class UniformSampler(ClientSampler):
+    """Samples S of the N clients uniformly and without replacement, independently in every round.
+
+    Example:
+        >>> UniformSampler()(10, 3, seed=0, round=1) == UniformSampler()(10, 3, seed=0, round=1)
+        True
+        >>> sorted(UniformSampler()(4, 4, seed=0, round=1))
+        [0, 1, 2, 3]
+    """
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """Return S distinct clients in random order."""
+        return numpy_generator(seed, "sampling", round).choice(num_clients, num_sampled, replace=False).tolist()
+
+
+class PoissonSampler(ClientSampler):
+    """Samples each client with probability S/N, independently of the others, so that a round may have any number.
+
+    ``trainer.privacy`` counts on this. In a round without clients z stays as it is, but for the noise of privacy.
+
+    Args:
+        secret: Text on which the draws depend beside the seed, see
+            :class:`~fedbc_lightning.federation.privacy.Privacy`.
+
+    Example:
+        >>> len({len(PoissonSampler()(100, 10, seed=0, round=t)) for t in range(1, 9)}) > 1
+        True
+        >>> sorted(PoissonSampler()(4, 4, seed=0, round=1))
+        [0, 1, 2, 3]
+    """
+
+    may_be_empty = True
+
+    def __init__(self, secret: str = "") -> None:
+        self._secret = secret
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """Return the clients of a round in random order."""
+        rng = secret_generator(self._secret, seed, "sampling", round)
+        # The order in which clients take their turns is random, too: the public style of FedBC depends on it.
+        order = rng.permutation(num_clients)
+        return order[rng.random(num_clients) < num_sampled / num_clients].tolist()
+
+
+def num_sampled(clients_per_round: int | float, num_clients: int) -> int:
+    """Return S: an int is the number itself, a float is a fraction of N (rounded, at least 1), and 1.0 is all.
+
+    Raises:
+        ConfigurationError: The number is not in 1..N, or the fraction not in (0, 1].
+
+    Example:
+        >>> num_sampled(0.25, 30), num_sampled(10, 30), num_sampled(1.0, 30)
+        (8, 10, 30)
+    """
+    is_fraction = isinstance(clients_per_round, float)
+    if not (0 < clients_per_round <= 1 if is_fraction else 1 <= clients_per_round <= num_clients):
+        raise ConfigurationError(
+            f"trainer.clients_per_round: got {clients_per_round}; give a number of clients from 1 to {num_clients}, "
+            "without a decimal point, or a fraction in (0, 1], such as 0.1."
+        )
+    return max(1, round(clients_per_round * num_clients)) if is_fraction else int(clients_per_round)
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Lets a fraction of the sampled clients do less work in every round, and another fraction not answer at all.
+
+    The choice is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
+    clients; halves are rounded up, and stragglers are drawn first.
+
+    Attributes:
+        fraction: Fraction of the sampled clients, in [0, 1), that are stragglers. Each trains a number of epochs drawn
+            from 1..E-1, or a number of steps if E = 1 or training is counted in steps. FedProx takes 0.5, Fed+ 0.9.
+        dropout: Fraction of the sampled clients, in [0, 1), that vanish after they were sampled. They receive z, send
+            nothing and keep their state (``status=absent`` in ``clients.csv``).
+        partial_work: Treatment of a straggler's work. ``"method"`` leaves it to the method (FedAvg drops it, as in the
+            FedProx paper; the others use it); ``"used"`` and ``"dropped"`` (``status=straggler``) hold for any method.
+
+    Raises:
+        ConfigurationError: A fraction is not in [0, 1), or both together take more than all clients.
+
+    References:
+        Li et al. 2020, "Federated Optimization in Heterogeneous Networks", section 5.2.
+    """
+
+    fraction: Annotated[float, SHARE] = 0.0
+    dropout: Annotated[float, SHARE] = 0.0
+    partial_work: Literal["method", "used", "dropped"] = "method"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_arguments(Stragglers, vars(self), "trainer.stragglers")
+        if self.fraction + self.dropout > 1:
+            raise ConfigurationError(
+                f"trainer.stragglers: fraction {self.fraction:g} + dropout {self.dropout:g} is more than all clients."
+            )
+
+    def draw(self, ids: list[int], seed: int, round: int) -> tuple[set[int], set[int]]:
+        """Return the stragglers and the absent clients among the sampled clients.
+
+        Example:
+            >>> late, absent = Stragglers(fraction=0.5, dropout=0.25).draw([3, 1, 4, 5], seed=0, round=1)
+            >>> len(late), len(absent), late & absent
+            (2, 1, set())
+        """
+        order = numpy_generator(seed, "stragglers", round).permutation(sorted(ids)).tolist()
+        num_late, num_absent = (int(part * len(ids) + 0.5) for part in (self.fraction, self.dropout))
+        return set(order[:num_late]), set(order[num_late : num_late + num_absent])
 
 
 class Participants(NamedTuple):
@@ -112,16 +247,11 @@ class Participation:
         # Draw 0 has the run's own seed, so that synchronous rounds sample as they did before there were several draws.
         seed = derive(self.seed, "sampling", round, step=draw) if draw else self.seed
         ids = self.sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
-        is_right = len(set(ids)) == len(ids) and all(0 <= client < num_clients for client in ids)
-        if not is_right or not (ids or self.sampler.may_be_empty):
+        least = self._num_clients if self._algorithm.needs_all_clients else int(not self.sampler.may_be_empty)
+        if len(set(ids)) < max(len(ids), least) or not all(0 <= client < num_clients for client in ids):
             raise ConfigurationError(
-                f"trainer.sampler: {type(self.sampler).__name__} returned {ids[:10]} for round {round}; it must "
-                f"return distinct clients from 0 to {num_clients - 1}."
-            )
-        if self._algorithm.needs_all_clients and len(ids) < self._num_clients:
-            raise ConfigurationError(
-                f"trainer.sampler: {type(self.sampler).__name__} returned {len(ids)} clients for round {round}; "
-                f"{type(self._algorithm).__name__} takes all {self._num_clients}."
+                f"trainer.sampler: {type(self.sampler).__name__} returned {ids[:10]} for round {round}; "
+                f"{type(self._algorithm).__name__} takes {least} or more distinct clients from 0 to {num_clients - 1}."
             )
         return ids if num_clients == len(self.num_batches) or not ids else clients[ids].tolist()
 
@@ -132,19 +262,21 @@ class Participation:
             round: Number of the round, 1..T.
             clients: The clients who are there, ascending; None takes all that train.
         """
-        sampled, late, absent = self.sample(round, clients), set[int](), set[int]()
+        sampled, late, missing = self.sample(round, clients), set[int](), dict[int, str]()
         if self.stragglers is not None:
             late, absent = self.stragglers.draw(sampled, self.seed, round)
-        missing = dict.fromkeys(absent, "absent")
-        if late and self._partial_work() == "dropped":
-            missing |= dict.fromkeys(late, "straggler")
-        shortened = {client: self._late_training(round, client) for client in late}
+            missing = dict.fromkeys(absent, "absent")
+            asked = self.stragglers.partial_work
+            if (self._algorithm.partial_work if asked == "method" else asked) == "dropped":
+                missing |= dict.fromkeys(late, "straggler")
+        # By client: how much a straggler does must not depend on who else is late.
+        shortened = {
+            client: self.local.shortened(
+                int(self.num_batches[client]), numpy_generator(self.seed, "partial work", round, client)
+            )
+            for client in late
+        }
         return Participants(sampled, shortened, missing, {}, None)
-
-    def _partial_work(self) -> str:
-        assert self.stragglers is not None
-        asked = self.stragglers.partial_work
-        return self._algorithm.partial_work if asked == "method" else asked
 
     def num_steps(self, ids: list[int]) -> list[int]:
         """Return how many steps each of the clients `ids` is asked to take in a round."""
@@ -160,12 +292,6 @@ class Participation:
         if client not in late:
             return self.num_steps([client])[0]
         return late[client].num_steps(int(self.num_batches[client]))
-
-    def _late_training(self, round: int, client: int) -> LocalTraining:
-        """Return the shortened local training of a straggler in a round."""
-        # By client: how much a straggler does must not depend on who else is late.
-        rng = numpy_generator(self.seed, "partial work", round, client)
-        return self.local.shortened(int(self.num_batches[client]), rng)
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:

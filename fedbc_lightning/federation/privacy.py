@@ -18,7 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import EPSILON
 from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
-from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler
+from fedbc_lightning.federation.participation import ClientSampler, PoissonSampler
 from fedbc_lightning.server import ServerCallback, Sums, WeightedAverage
 from fedbc_lightning.server.optimizers import ServerAdaptive, ServerMomentum, ServerSGD
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
@@ -129,12 +129,6 @@ class PrivateMessages(ChannelPart):
         """
         means = [part for part in parts if type(part) is WeightedAverage and part.by == "uniform" and part.rule is None]
         others = [type(part).__name__ for part in parts if part not in means and type(part) not in ONLY_ON_Z]
-        weighting = getattr(algorithm, "weighting", "uniform")
-        if weighting != "uniform" and others == [WeightedAverage.__name__]:
-            raise ConfigurationError(
-                f"trainer.privacy: {algorithm} needs algorithm.weighting: uniform (now {weighting}); weights by "
-                "numbers of samples are not bounded, and their total gives a client away."
-            )
         if algorithm.trains_pooled or len(means) != 1 or others:
             raise ConfigurationError(
                 f"trainer.privacy: {algorithm} takes more from each client than one sum of bounded updates"
@@ -205,12 +199,6 @@ class ClippedMean(ServerCallback):
 
     def __init__(self, part: PrivateMessages) -> None:
         self._part, self._is_adaptive = part, part.target is not None
-
-    def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """Declare the sum of the clipped updates, and the count of updates within the bound, minus a half for each."""
-        sums.declare("clipped_update", server.z.numel())
-        if self._is_adaptive:
-            sums.declare("centred_count")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' clipped updates."""

@@ -1,14 +1,20 @@
-"""Settings of what clients can do: a simulated clock, and stragglers, which train less than they were asked to."""
+"""Devices of clients on the simulated clock: how long each takes, and when it is there, by settings or by CSV files."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments, within
-from fedbc_lightning.core.errors import ConfigurationError
+import numpy as np
+
+from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments, within
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
 from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.data import FederatedDataModule
 
 
 @dataclass(frozen=True)
@@ -90,48 +96,267 @@ class System:
         check_arguments(System, vars(self), "trainer.system")
 
 
-@dataclass(frozen=True)
-class Stragglers:
-    """Lets a fraction of the sampled clients do less work in every round, and another fraction not answer at all.
+# Forward and backward pass of a sample, in passes of inference: what FedScale multiplies its latencies with
+FEDSCALE_PASSES = 3.0
+BYTES_PER_KILOBIT = 125.0
+# Share of a deadline by which a client may be late, as three steps of 0.1 seconds are more than 0.3 in floats
+ROUNDING = 1e-9
+# Columns of FedScale's device traces, which may have others beside them
+FEDSCALE = ("computation", "communication")
+SPEEDS = ("client", "compute", "bandwidth_up", "bandwidth_down", *FEDSCALE)
+INTERVALS = ("client", "start", "end")
 
-    The choice is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
-    clients; halves are rounded up, and stragglers are drawn first.
+
+class Clock:
+    """Tells how many seconds clients take, and who is there; nothing in it changes during a run.
+
+    Args:
+        system: Its settings.
+        datamodule: The clients' data, after its set-up.
+        batches_per_step: Number of batches whose gradients make one step.
+        seed: The run's seed.
 
     Attributes:
-        fraction: Fraction of the sampled clients, in [0, 1), that are stragglers. Each trains a number of epochs drawn
-            from 1..E-1, or a number of steps if E = 1 or training is counted in steps. FedProx takes 0.5, Fed+ 0.9.
-        dropout: Fraction of the sampled clients, in [0, 1), that vanish after they were sampled. They receive z, send
-            nothing and keep their state (``status=absent`` in ``clients.csv``).
-        partial_work: Treatment of a straggler's work. ``"method"`` leaves it to the method (FedAvg drops it, as in the
-            FedProx paper; the others use it); ``"used"`` and ``"dropped"`` (``status=straggler``) hold for any method.
+        system: Its settings.
+        step: Seconds of a local step of each client, (N,).
+        up: Bytes per second from each client to the server, (N,); infinite if sending takes no time.
+        down: Bytes per second from the server to each client, (N,), likewise.
+        latest: Seconds after which a client is late, the deadline but for rounding; infinite without a deadline.
 
     Raises:
-        ConfigurationError: A fraction is not in [0, 1), or both together take more than all clients.
-
-    References:
-        Li et al. 2020, "Federated Optimization in Heterogeneous Networks", section 5.2.
+        ConfigurationError: A file is not as it should be, or says nothing of a client that trains; or a drawn number is
+            zero or infinite.
     """
 
-    fraction: Annotated[float, SHARE] = 0.0
-    dropout: Annotated[float, SHARE] = 0.0
-    partial_work: Literal["method", "used", "dropped"] = "method"
+    def __init__(self, system: System, datamodule: FederatedDataModule, batches_per_step: int, seed: int) -> None:
+        self.latest = np.inf if system.deadline is None else system.deadline * (1 + ROUNDING)
+        self.system, self._seed, self._clients = system, seed, datamodule.training_clients
+        self._num_clients, self._names = datamodule.num_clients, datamodule.client_names
+        per_sample = FEDSCALE_PASSES * datamodule.batch_size * batches_per_step / 1000
+        self.step = self._numbers("compute", {"compute": 1.0, "computation": per_sample})
+        self.up, self.down = (
+            self._numbers(name, {name: 1.0, "communication": BYTES_PER_KILOBIT})
+            for name in ("bandwidth_up", "bandwidth_down")
+        )
+        self._availability = self._intervals()
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_arguments(Stragglers, vars(self), "trainer.stragglers")
-        if self.fraction + self.dropout > 1:
+    def _numbers(self, name: str, factors: dict[str, float]) -> np.ndarray:
+        given, where = getattr(self.system, name), f"trainer.system.{name}"
+        if isinstance(given, str):
+            numbers = DeviceFile(where, given, self._num_clients, self._names).column(factors, self._seed)
+            unknown = [client for client in self._clients.tolist() if np.isnan(numbers[client])]
+            if unknown:
+                who = self._names[unknown[0]] if self._names else unknown[0]
+                raise ConfigurationError(
+                    f"{where}: '{given}' has no row of client {who} (of {len(unknown)} clients in all); add one, or "
+                    "leave out the column client: each client then gets a row that is drawn."
+                )
+            return numbers
+        if isinstance(given, Lognormal):
+            draws = numpy_generator(self._seed, name).standard_normal(self._num_clients)
+            with np.errstate(over="ignore"):
+                numbers = given.median * np.exp(given.sigma * draws)
+            wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
+            if len(wrong):
+                raise ConfigurationError(
+                    f"{where}.sigma: got {given.sigma:g}, with which client {wrong[0]} drew {numbers[wrong[0]]:g}; "
+                    "give a smaller one."
+                )
+            return numbers
+        return np.full(self._num_clients, np.inf if given is None else float(given))
+
+    def _intervals(self) -> Availability | None:
+        given, n = self.system.availability, self._num_clients
+        if given is None:
+            return None
+        if isinstance(given, Diurnal):
+            starts = given.period * given.spread * numpy_generator(self._seed, "availability").random(n)
+            return Availability(np.arange(n), starts, starts + given.share * given.period, given.period, n)
+        clients, starts, ends = DeviceFile("trainer.system.availability", str(given), n, self._names).intervals()
+        if not np.isin(self._clients, clients).any():
+            raise ConfigurationError(f"trainer.system.availability: '{given}' has no row of a client that trains.")
+        return Availability(clients, starts, ends, float(ends.max()), n)
+
+    def seconds(self, client: int, steps: int, down: int, up: int) -> float:
+        """Return the seconds in which a client receives `down` bytes, takes `steps` steps, and sends `up` bytes."""
+        # Nothing overlaps: the client computes when it has all of z, and sends when it has taken all steps.
+        return float(down / self.down[client] + steps * self.step[client] + up / self.up[client])
+
+    def here(self, time: float, clients: np.ndarray) -> np.ndarray:
+        """Return the clients that are available at a time, in their order."""
+        return clients if self._availability is None else clients[self._availability.at(time)[clients]]
+
+    def next_start(self, time: float, clients: np.ndarray) -> float:
+        """Return when the first of the clients comes after a time; infinity if none ever does."""
+        return np.inf if self._availability is None else self._availability.next_start(time, clients)
+
+    def describe(self, steps: list[int]) -> str:
+        """Return the settings with a hash of all numbers, also of the clients' local steps."""
+        numbers = [self.step, self.up, self.down, *(vars(self._availability).values() if self._availability else ())]
+        numbers.append(np.array(steps))
+        hashed = sha256(b"".join(np.asarray(some).tobytes() for some in numbers)).hexdigest()[:8]
+        return f"{self.system}, numbers {hashed}"
+
+
+class Availability:
+    """Tells who is there at a time, and when somebody comes next.
+
+    Times are compared as k · period + start, never by a remainder, and the start belongs to an interval however short
+    it is beside the time, so that a client is there at the very time that :meth:`next_start` has named.
+
+    Args:
+        clients: Client of each interval.
+        starts: Start of each interval, in seconds, in [0, period).
+        ends: End of each interval, at most one period after its start.
+        period: Seconds after which all intervals repeat.
+        num_clients: Number of clients N.
+
+    Attributes:
+        period: Seconds after which all intervals repeat.
+    """
+
+    def __init__(
+        self, clients: np.ndarray, starts: np.ndarray, ends: np.ndarray, period: float, num_clients: int
+    ) -> None:
+        self._clients, self._starts, self._ends = clients, starts, ends
+        self.period, self._num_clients = period, num_clients
+
+    def at(self, time: float) -> np.ndarray:
+        """Return who is there at a time, (N,) bool."""
+        here = np.zeros(self._num_clients, dtype=bool)
+        for k in self._periods(time):
+            starts, ends = k * self.period + self._starts, k * self.period + self._ends
+            is_in = (starts == time) | ((starts < time) & (time < ends))
+            here[self._clients[is_in]] = True
+        return here
+
+    def next_start(self, time: float, clients: np.ndarray) -> float:
+        """Return when the first of some clients comes after a time; infinity if they have no interval."""
+        starts = self._starts[np.isin(self._clients, clients)]
+        later = [
+            float(s.min()) for k in self._periods(time) if len(s := (after := k * self.period + starts)[after > time])
+        ]
+        return min(later, default=np.inf)
+
+    def _periods(self, time: float) -> range:
+        """Numbers of the periods whose intervals may hold the time or come next, with one to spare for rounding."""
+        # Times are compared as k · period + start; a remainder in floats could be a whole period off.
+        k = int(time // self.period)
+        return range(k - 1, k + 3)
+
+
+class DeviceFile:
+    """The rows of a CSV file about clients, or about devices that clients may have.
+
+    A column that nobody reads is refused, since a misspelt ``client`` would otherwise deal the rows to any client.
+    Files in FedScale's form may have others, but none that is spelt almost like ``client``.
+
+    Args:
+        where: Setting that names the file, for messages.
+        path: The file.
+        num_clients: Number of clients N of the data.
+        names: Names of the clients, which may stand in the column ``client`` in place of their numbers.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or has no rows.
+    """
+
+    def __init__(self, where: str, path: str, num_clients: int, names: Sequence[str] | None) -> None:
+        import pandas  # here: a run without such files must not wait for it
+
+        self._where, self._path, self._num_clients, self._names = where, path, num_clients, names or ()
+        try:
+            # As text, which Python turns into numbers: pandas' own parser rounds the last digit of some.
+            self._rows = pandas.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+        except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"trainer.stragglers: fraction {self.fraction:g} + dropout {self.dropout:g} is more than all clients."
-            )
+                f"{where}: '{path}' cannot be read as a CSV file ({getattr(error, 'strerror', None) or error}); give "
+                "the path of a file, or numbers."
+            ) from error
+        # A row with more cells than the header would make pandas take the first column for an index.
+        if self._rows.empty or not isinstance(self._rows.index, pandas.RangeIndex):
+            raise ConfigurationError(f"{where}: '{path}' has no rows, or one with more cells than there are columns.")
 
-    def draw(self, ids: list[int], seed: int, round: int) -> tuple[set[int], set[int]]:
-        """Return the stragglers and the absent clients among the sampled clients.
+    def column(self, factors: Mapping[str, float], seed: int) -> np.ndarray:
+        """Return a number > 0 for each of the N clients; NaN where the file says nothing of a client.
 
-        Example:
-            >>> late, absent = Stragglers(fraction=0.5, dropout=0.25).draw([3, 1, 4, 5], seed=0, round=1)
-            >>> len(late), len(absent), late & absent
-            (2, 1, set())
+        Without a column ``client`` the rows are devices, one of which is drawn for each client from the seed; equal
+        files give a client the same device for all settings.
+
+        Args:
+            factors: Map from the columns that may hold the numbers, the first wins, to the factors of their units.
+            seed: Seed of the run.
+
+        Raises:
+            ConfigurationError: No such column is there, a column is unknown, or a cell is no positive number or
+                client.
         """
-        order = numpy_generator(seed, "stragglers", round).permutation(sorted(ids)).tolist()
-        num_late, num_absent = (int(part * len(ids) + 0.5) for part in (self.fraction, self.dropout))
-        return set(order[:num_late]), set(order[num_late : num_late + num_absent])
+        name = next((name for name in factors if name in self._rows), "")
+        self._check_columns(SPEEDS, name or " or ".join(factors))
+        values = factors[name] * self._numbers(name, is_speed=True)
+        if "client" not in self._rows:
+            # A seed of its own: equal files of speeds and bandwidths describe the same device for a client.
+            return values[numpy_generator(seed, "devices").integers(len(values), size=self._num_clients)]
+        clients = self._clients()
+        again = np.setdiff1d(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
+        if again.size:
+            row = int(again[0])
+            raise self._wrong(row, f"client {self._rows['client'][row]} is there twice")
+        found = np.full(self._num_clients, np.nan)
+        found[clients] = values
+        return found
+
+    def intervals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return client, start and end of each row, with 0 ≤ start < end.
+
+        Raises:
+            ConfigurationError: A column is missing or unknown, or a cell is no such number or client.
+        """
+        for name in INTERVALS:
+            self._check_columns(INTERVALS, name)
+        clients, starts, ends = self._clients(), self._numbers("start"), self._numbers("end")
+        if (ends <= starts).any():
+            raise self._wrong(int((ends <= starts).argmax()), "the end is not after the start")
+        return clients, starts, ends
+
+    def _check_columns(self, known: Sequence[str], needed: str) -> None:
+        if needed not in self._rows:
+            there = ", ".join(self._rows)
+            raise ConfigurationError(f"{self._where}: '{self._path}' has no column {needed}, but {there}.")
+        may_have_others = any(name in FEDSCALE for name in self._rows)
+        for name in self._rows:
+            if name in known or (may_have_others and nearest(name.strip(), ["client"]) is None):
+                continue
+            meant = did_you_mean(name.strip(), known, f"there may be {', '.join(known)}")
+            raise ConfigurationError(f"{self._where}: '{self._path}' has an unknown column '{name}'; {meant}")
+
+    def _numbers(self, name: str, *, is_speed: bool = False) -> np.ndarray:
+        numbers = np.array([_number(text) for text in self._rows[name]])
+        is_wrong = ~np.isfinite(numbers) | ((numbers <= 0) if is_speed else (numbers < 0))
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            least = "> 0" if is_speed else ">= 0"
+            raise self._wrong(row, f"{name} is {self._rows[name][row]!r}; give a number {least}")
+        return numbers
+
+    def _clients(self) -> np.ndarray:
+        places = {str(client): client for client in range(self._num_clients)}
+        places |= {name: client for client, name in enumerate(self._names)}
+        clients = [places.get(str(said).strip(), -1) for said in self._rows["client"]]
+        if -1 in clients:
+            row = clients.index(-1)
+            hint = did_you_mean(
+                self._rows["client"][row], self._names, f"the data has clients 0 to {self._num_clients - 1}"
+            )
+            raise self._wrong(row, f"there is no client {self._rows['client'][row]!r}; {hint}")
+        return np.array(clients)
+
+    def _wrong(self, row: int, problem: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._where}: '{self._path}', line {row + 2}: {problem}.")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan

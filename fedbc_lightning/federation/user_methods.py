@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError, locate
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.module.mistakes import place_of
 from fedbc_lightning.module.shared_state import Budget
 from fedbc_lightning.server import ServerCallback
-from fedbc_lightning.state import ServerState
-from fedbc_lightning.state.cohort import EMPTY, Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.server.arrived_updates import ArrivedUpdates
+from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import EMPTY
 
 # Number of rounds after which attributes are no longer compared: state changes in every round
 NUM_ROUNDS = 5
@@ -81,6 +80,43 @@ def server_parts(algorithm: FederatedAlgorithm, engine: BaseEngine) -> list[Serv
     return list(returned(algorithm, "server_callbacks", found, is_right, "a list of parts, e.g. [WeightedAverage()]"))
 
 
+def declare_state(
+    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], engine: BaseEngine, num_sampled: int
+) -> StateDeclaration:
+    """Let the method and its server parts declare what they keep, and check that the parts go together.
+
+    Raises:
+        ConfigurationError: A part refuses the engine or the method, no part forms z, or one reads what nobody keeps.
+    """
+    declaration = StateDeclaration()
+    for part in parts:
+        part.declare_state(declaration)
+        part.check(engine, num_sampled)
+    # After the parts: a composed method checks that its terms find what the parts declare.
+    algorithm.declare_state(declaration)
+    if not any(part.forms_z for part in parts):
+        raise ConfigurationError(
+            f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
+            "WeightedAverage (a part of your own sets forms_z = True)."
+        )
+    waiting = [part for part in parts if isinstance(part, ArrivedUpdates)]
+    if waiting and algorithm.buffer_size is None:
+        raise ConfigurationError(
+            f"algorithm: {type(waiting[0]).__name__} takes updates that arrive from clients in training, but rounds "
+            f"of {type(algorithm).__name__} wait for their clients; take FedBuff or FedAsync, or set buffer_size in a "
+            "class of your own."
+        )
+    declared = {**declaration.client_scalars, **declaration.client_vectors}
+    for part in parts:
+        missing = [name for name in part.reads if name not in declared]
+        if missing:
+            raise ConfigurationError(
+                f"algorithm: {type(part).__name__} reads the client state '{missing[0]}', which nothing "
+                f"declares; there is: {', '.join(declared) or 'none'}."
+            )
+    return declaration
+
+
 def returned(owner: Any, method: str, value: Any, is_right: bool, expected: str, section: str = "algorithm") -> Any:
     """Return what a user's method returned, if it is right.
 
@@ -116,12 +152,8 @@ def checked_model(algorithm: FederatedAlgorithm, method: str, value: Any, size: 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} of {value.dtype}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_kind, value))}]"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    is_short = value is None or isinstance(value, (int, float, str))
-    return repr(value) if is_short else f"an object of {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"an object of {type(value).__name__}"
 
 
 def _who(cohort: Cohort) -> str:

@@ -18,9 +18,8 @@ from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.measurement import Measurement, Task
-from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.federation.participation import deal
-from fedbc_lightning.federation.planned_round import PlannedRound
 from fedbc_lightning.module.adapter import step_stage
 
 MAX_EVALUATION_SECONDS = 1.5
@@ -252,7 +251,7 @@ class RoundTimer:
         server = self._federation.server
         server.round, server.ids, server.metrics = number, round.ids, {}
         self._federation.user.shim.set(training=True)
-        self._federation.start_round(engine.bench)
+        self._federation.start_local_steps(number, engine.bench)
 
     def _train(self, engine: BaseEngine, ids: list[int]) -> list[int]:
         """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""

@@ -12,8 +12,7 @@ import torch
 
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 from fedbc_lightning.engines.sequential import NUM_MATRICES
-from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
+from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.planning.timing import EvaluationTime, WholeRounds
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Run
@@ -60,7 +59,7 @@ def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
     steps = up = down = sampled = count = 0
     while count < num_rounds and (count < NUM_FIRST or time.perf_counter() < until):
         count += 1
-        round = plan_round(federation, count)
+        round = federation.plan_round(count)
         if count <= NUM_FIRST:
             first.append(round)
         times.update(round.ids)

@@ -15,9 +15,9 @@ from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
+from fedbc_lightning.federation.participation import ClientSampler, Stragglers, UniformSampler
 from fedbc_lightning.federation.privacy import Privacy
-from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
-from fedbc_lightning.federation.system import Stragglers, System
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.state.declaration import BufferPolicy
 
 Number = Annotated[int, at_least(0)]

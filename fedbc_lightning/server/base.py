@@ -25,34 +25,42 @@ class Sums:
 
     Args:
         device: The device on which the sums are stored.
+
+    Attributes:
+        totals: The sums by name; each begins with the first value that is added to it.
+        kept: The kept rows by name and by their client's place in the round.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.dtype = wide_dtype(device)
-        self._sums: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}
         self.kept: dict[str, dict[int, Tensor]] = {}
 
-    def declare(self, name: str, size: int = 1) -> None:
-        """Start a sum of vectors of ``size`` elements; every rank does this, also one that trains no client."""
-        self._sums[name] = torch.zeros(size, dtype=self.dtype, device=self.device)
+    def total(self, name: str, size: int) -> Tensor:
+        """Return the sum `name` of vectors of ``size`` elements, which is 0 before the first is added."""
+        # A rank that trains no client has no sums until the ranks join theirs.
+        if name not in self.totals:
+            self.totals[name] = torch.zeros(size, dtype=self.dtype, device=self.device)
+        return self.totals[name]
 
     def add(self, name: str, value: Tensor, weight: float = 1.0) -> None:
         """Add ``weight * value`` to the sum `name`."""
-        self._sums[name].add_(value, alpha=weight)
+        self.total(name, value.numel()).add_(value, alpha=weight)
 
     def add_rows(self, name: str, rows: Tensor, weights: Tensor) -> None:
         """Add the sum of the rows (n, d) times their weights (n,) on the CPU to the sum `name`."""
+        total = self.total(name, rows.size(1))
         num_together = max(1, WIDE_BYTES // (rows.size(1) * self.dtype.itemsize + 1))
         # One addition for each row gives the same bits as cohorts of one, so up to 64 clients no number depends on how
         # they are grouped; above that a matrix product is several times faster.
         if len(rows) <= FEW_ROWS or num_together == 1:  # then equal bit for bit to cohorts of one
             for k, weight in enumerate(weights.tolist()):
                 if weight:
-                    self.add(name, rows[k], weight)
+                    total.add_(rows[k], alpha=weight)
             return
         for some, their_weights in zip(rows.split(num_together), weights.split(num_together), strict=True):
-            self._sums[name] += their_weights.to(self.device, self.dtype) @ some.to(self.dtype)
+            total += their_weights.to(self.device, self.dtype) @ some.to(self.dtype)
 
     def add_valid(self, name: str, cohort: Cohort, rows: Tensor) -> None:
         """Add the rows (K, d) of the cohort's valid clients to the sum `name`, with weight 1."""
@@ -70,16 +78,7 @@ class Sums:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the sum so far; after the reduction it is over all clients of the round."""
-        return self._sums[name]
-
-    def flat(self) -> Tensor:
-        """Return all sums as one vector for the reduction; :meth:`load` takes the result back."""
-        return torch.cat(list(self._sums.values()) or [torch.zeros(0, dtype=self.dtype, device=self.device)])
-
-    def load(self, flat: Tensor) -> None:
-        """Replace the sums by the reduced ones, a vector as :meth:`flat` returns it."""
-        parts = flat.split([s.numel() for s in self._sums.values()])
-        self._sums = dict(zip(self._sums, parts, strict=True))
+        return self.totals[name]
 
 
 class ServerCallback:
@@ -88,10 +87,9 @@ class ServerCallback:
     Each hook runs for all parts in the order of ``FederatedAlgorithm.server_callbacks``. A round calls the hooks in
     this order:
 
-    1. :meth:`on_round_start`, before any client trains,
-    2. :meth:`on_cohort_end` for each cohort, on the rank that trained it,
-    3. :meth:`on_aggregate` on every rank, once the sums of all ranks are reduced,
-    4. :meth:`on_round_end` on every rank; then the round is committed.
+    1. :meth:`on_cohort_end` for each cohort, on the rank that trained it,
+    2. :meth:`on_aggregate` on every rank, once the sums of all ranks are reduced,
+    3. :meth:`on_round_end` on every rank; then the round is committed.
 
     Attributes:
         reads: Names of the client state that some part of the algorithm must declare.
@@ -114,9 +112,6 @@ class ServerCallback:
 
     def check(self, engine: Engine, num_sampled: int) -> None:
         """Raise a ConfigurationError if the part cannot work with this engine, or with S clients in a round."""
-
-    def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """Declare the sums that :meth:`on_cohort_end` adds to."""
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Stage the state of clients that have trained, and add their messages to the sums; skip invalid clients."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedbc_lightning.core.checks import Count, above, check_arguments, within
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.core.errors import ConfigurationError
 
 LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
@@ -230,20 +229,6 @@ class Float8(Codec):
     def num_bytes(self, size: int, number_bytes: int) -> int:
         """Return d bytes and those of c."""
         return size + number_bytes
-
-
-def check_codec(where: str, codec: object) -> None:
-    """Raise unless ``codec`` is a codec or None.
-
-    Args:
-        where: Name of the setting in the configuration, with which the message begins.
-        codec: What the user gave.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if not (codec is None or isinstance(codec, Codec)):
-        raise ConfigurationError(f"{where}: got {codec!r}; give a codec, e.g. fedbc_lightning.server.TopK(0.01).")
 
 
 def _packed(num_bits: int) -> int:

@@ -19,7 +19,8 @@ from algorithms.test_system import ends, of_round, table
 from fedbc_lightning import ClientSampler, ConfigurationError, PoissonSampler
 from fedbc_lightning.algorithms import ComposedAlgorithm, FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
-from fedbc_lightning.federation.system import Diurnal, Lognormal, Stragglers, System
+from fedbc_lightning.federation.participation import Stragglers
+from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 from fedbc_lightning.planning.totals import draw_rounds
 from fedbc_lightning.server import BufferedUpdates, Staleness
 

@@ -43,8 +43,7 @@ from fedbc_lightning.algorithms import (
     PFedMe,
     QFedAvg,
 )
-from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import ClientSampler, Stragglers
 from fedbc_lightning.local import AbsoluteNorm, Armijo, Layerwise, LinearTerm, Norm, ProximalTerm
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.server import (
@@ -316,7 +315,7 @@ def test_a_sampler_that_leaves_clients_out_is_refused_where_all_are_needed(tmp_p
         def __call__(self, num_clients, num_sampled, seed, round):
             return list(range(num_sampled - (round == 2)))
 
-    with pytest.raises(ConfigurationError, match=r"(?s)trainer\.sampler.*Fewer returned 4 clients for round 2.*all 5"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.sampler: Fewer returned .* round 2; .* takes 5 or more"):
         train(tmp_path, QuadraticModule(), build(), sampler=Fewer(), max_rounds=3)
     train(tmp_path, QuadraticModule(), FedAvg(), sampler=Fewer(), max_rounds=3)
 

@@ -80,10 +80,10 @@ def setting(name):
         ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
         (
             {"server_callbacks": lambda *_: WeightedAverage()},
-            "an object of WeightedAverage; return a list of parts",
+            "WeightedAverage object at .*; return a list of parts",
         ),
-        ({"server_callbacks": lambda *_: [WeightedAverage]}, r"returned \[the class WeightedAverage\]; return a list"),
-        ({"server_callbacks": lambda *_: [FedAvg()]}, r"returned \[an object of FedAvg\]; return a list"),
+        ({"server_callbacks": lambda *_: [WeightedAverage]}, r"returned \[<class .*WeightedAverage'>\]; return a list"),
+        ({"server_callbacks": lambda *_: [FedAvg()]}, r"returned \[<.*FedAvg object at .*>\]; return a list"),
         ({"num_exchanges": lambda *_: None}, rf"Mine.num_exchanges {HERE} returned None; .* Return a whole number"),
         ({"num_exchanges": lambda *_: 0.5}, "num_exchanges .* returned 0.5; return a whole number"),
         (

@@ -18,7 +18,7 @@ from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.engines.base import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.server import CoordinateMedian
 from fedbc_lightning.state.cohort import Cohort
 

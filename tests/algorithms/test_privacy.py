@@ -34,8 +34,8 @@ from fedbc_lightning.algorithms import (
 )
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import secret_generator
+from fedbc_lightning.federation.participation import PoissonSampler, UniformSampler
 from fedbc_lightning.federation.privacy import INTERVAL, Privacy, epsilons
-from fedbc_lightning.federation.sampling import PoissonSampler, UniformSampler
 from fedbc_lightning.server.robust import CoordinateMedian
 
 pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
@@ -190,7 +190,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (FedAvg(), "FedAvg needs algorithm.weighting: uniform .now samples."),
+        (FedAvg(), "FedAvg takes more from each client .* by its weights if they are not uniform"),
         (FedBC(dual_lr=0.1), "FedBC .*DualAscent"),
         (FedAvg("uniform", CoordinateMedian()), "Coordinate.*WeightedAverage"),
         (SCAFFOLD(), "SCAFFOLD .*ControlVariates"),

@@ -19,7 +19,7 @@ from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedProx
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import numpy_generator
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 
 EPOCHS, ROUNDS = 4, 8
 

@@ -17,8 +17,8 @@ from algorithms.test_resume_equality import differences, last, run
 from fedbc_lightning import ConfigurationError, FederatedTrainer, Privacy
 from fedbc_lightning.algorithms import L2GD, Centralized, FedAvg, FedProx
 from fedbc_lightning.core.seeding import numpy_generator
-from fedbc_lightning.federation.clock import Availability, DeviceFile
-from fedbc_lightning.federation.system import Diurnal, Lognormal, Stragglers, System
+from fedbc_lightning.federation.participation import Stragglers
+from fedbc_lightning.federation.system import Availability, DeviceFile, Diurnal, Lognormal, System
 
 SPEEDS = "client,compute,bandwidth_up\n0,1.0,100\n1,2.0,100\n2,4.0,50\n3,0.5,100\n4,1.5,200\n"
 L2 = partial(L2GD, penalty=1.0, probability=0.5, lr=0.1)

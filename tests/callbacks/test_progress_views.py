@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from rich.console import Console
 
 from fedbc_lightning import FedAvg
-from fedbc_lightning.callbacks import progress_bar, progress_views
+from fedbc_lightning.callbacks import progress_bar
 from fedbc_lightning.core.printing import NotebookOutput
 from fedbc_lightning.engines.progress_counters import Work
 
@@ -26,7 +26,7 @@ class Says(Callback):
         if trainer.current_round == 2:
             print("a printed line")
             logging.getLogger("fedbc_lightning").warning("a logged line")
-            view = progress_views.TerminalView._open
+            view = progress_bar.TerminalView._open
             if view is not None:
                 view._live.refresh()
 
@@ -48,7 +48,7 @@ def test_a_terminal_shows_round_rate_numbers_and_time_left_and_then_the_table(tm
         assert sum(text in line for line in lines) == times, text
     assert any(line.startswith("3 rounds in ") for line in lines)
     assert any("round 0" in line and "round 3" in line for line in lines)
-    assert progress_views.TerminalView._open is None
+    assert progress_bar.TerminalView._open is None
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path, capsys):
@@ -62,12 +62,12 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path, capsys):
 def test_a_notebook_has_one_output_with_a_bar(monkeypatch):
     shown = []
     monkeypatch.setattr(
-        progress_views,
+        progress_bar,
         "NotebookOutput",
         lambda: SimpleNamespace(show=lambda lines, share=None: shown.append((lines[-1], share))),
     )
-    monkeypatch.setattr(progress_views, "UPDATES_PER_SECOND", 1e9)
-    view = progress_views.NotebookView("FedAvg\nwith a note")
+    monkeypatch.setattr(progress_bar, "UPDATES_PER_SECOND", 1e9)
+    view = progress_bar.NotebookView("FedAvg\nwith a note")
     for done in range(4):
         view.show(SimpleNamespace(current_round=done, max_rounds=3), f"accuracy/global 0.{done}")
     view.close("3 rounds in 2 s")

@@ -25,7 +25,7 @@ from digests.runs import train
 from fedbc_lightning import Codecs, Diurnal, Lognormal, PoissonSampler, Privacy, System
 from fedbc_lightning.algorithms import L2GD, MOON
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.server import QSGD, BFloat16, TopK
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -23,7 +23,7 @@ from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFe
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
 from fedbc_lightning.run.processes import _error_of
 from fedbc_lightning.server import DualAscent, WeightedAverage

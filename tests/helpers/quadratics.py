@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.federation.sampling import ClientSampler
+from fedbc_lightning.federation.participation import ClientSampler
 
 SIZES = (3, 5, 2, 7, 4)
 """Training samples of the five default clients: unequal, so that sample weights and uniform weights differ."""

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
 from fedbc_lightning.federation.checkpoint_content import module_state_of
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.module import schedulers
 
 ROUNDS = 4

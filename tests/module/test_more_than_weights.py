@@ -133,9 +133,6 @@ class OnlyZ(ServerCallback):
 
     forms_z = True
 
-    def on_round_start(self, server, sums):
-        sums.declare("models", server.z.numel())
-
     def on_cohort_end(self, cohort, server, sums):
         sums.add_rows("models", cohort.of_valid(cohort.w), cohort.of_valid(cohort.num_samples))
 

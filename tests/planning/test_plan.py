@@ -13,7 +13,7 @@ from torch import nn
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, L2SGDPlus
 from fedbc_lightning.core.units import duration
-from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import totals
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows

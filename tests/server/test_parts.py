@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric
 
 from fedbc_lightning import ConfigurationError, UniformSampler
 from fedbc_lightning.core.seeding import derive, preserved_globals, seed_globals
-from fedbc_lightning.federation.sampling import num_sampled
+from fedbc_lightning.federation.participation import num_sampled
 from fedbc_lightning.local import Linear, Proximal
 from fedbc_lightning.module.collector import MetricCollector
 from fedbc_lightning.server import Sums
@@ -48,17 +48,12 @@ def test_the_terms_of_single_clients_are_those_of_all(center):
     assert not term.is_zero
 
 
-def test_sums_are_float64_and_survive_the_reduction():
+def test_sums_are_float64_and_begin_with_what_is_added_first():
     sums = Sums(torch.device("cpu"))
-    sums.declare("a", 2)
-    sums.declare("b")
     sums.add("a", torch.tensor([1.0, 2.0]), 0.5)
     sums.add("b", torch.tensor([3.0]))
-    flat = sums.flat()
-    assert flat.dtype == torch.float64
-    sums.load(flat * 2)
-    assert sums["a"].tolist() == [1.0, 2.0]
-    assert sums["b"].tolist() == [6.0]
+    assert {total.dtype for total in sums.totals.values()} == {torch.float64}
+    assert [sums["a"].tolist(), sums["b"].tolist()] == [[0.5, 1.0], [3.0]]
 
 
 def test_every_argument_of_derive_changes_the_seed():

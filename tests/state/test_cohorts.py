@@ -24,8 +24,6 @@ def test_a_sum_of_rows_is_that_of_one_after_another(num_clients, wide_bytes, mon
     monkeypatch.setattr("fedbc_lightning.server.base.WIDE_BYTES", wide_bytes)
     rows, weights = draw(num_clients, 7), draw(num_clients, seed=1, dtype=torch.float64)
     together, singly = Sums(CPU), Sums(CPU)
-    for sums in (together, singly):
-        sums.declare("rows", 7)
     together.add_rows("rows", rows, weights)
     for row, weight in zip(rows, weights.tolist(), strict=True):
         singly.add("rows", row, weight)
@@ -34,7 +32,6 @@ def test_a_sum_of_rows_is_that_of_one_after_another(num_clients, wide_bytes, mon
 
 def test_no_rows_add_nothing():
     sums = Sums(CPU)
-    sums.declare("rows", 7)
     sums.add_rows("rows", draw(0, 7), draw(0))
     assert sums["rows"].tolist() == [0.0] * 7
 
@@ -50,7 +47,6 @@ def aggregate(part: ServerCallback, ids: list[list[int]], w: torch.Tensor, duals
     """The staged z after cohorts of these clients, of whom ``w`` (6, 7) may hold non-finite rows."""
     clients, sums = store(), Sums(CPU)
     server = ServerState(torch.zeros(7), torch.empty(0), torch.empty(0), StateDeclaration(), num_clients=6)
-    part.on_round_start(server, sums)
     for members in ids:
         cohort = Cohort(members, members, [i + 1 for i in members], clients, CPU)
         cohort.w = w[members]
