@@ -5,12 +5,19 @@ from .hugging_face import HuggingFaceDataModule
 from .image_folder import ImageFolderDataModule
 from .leaf import FEMNISTDataModule
 from .libsvm import LibSVMDataModule
-from .mnist_variants import MNISTPersonalDataModule, MNISTRobustDataModule
 from .sent140 import Sent140DataModule
 from .shakespeare import ShakespeareDataModule
 from .synthetic import SyntheticDataModule, SyntheticRegressionDataModule
 from .table import TableDataModule
-from .vision import CIFAR10DataModule, CIFAR100DataModule, DigitsDataModule, EMNISTDataModule, MNISTDataModule
+from .vision import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    DigitsDataModule,
+    EMNISTDataModule,
+    MNISTDataModule,
+    MNISTPersonalDataModule,
+    MNISTRobustDataModule,
+)
 
 __all__ = [
     "ArraysDataModule",

@@ -90,13 +90,6 @@ class ArraysDataModule(IndexedDataModule):
         self.classes: list[str] | None = None
         self.transform = WholeBatch(transform) if isinstance(transform, nn.Module) else transform
 
-    def prepare_data(self) -> None:
-        """Check that the files exist."""
-        for name, value in {**self.arrays, **self.test_arrays}.items():
-            if isinstance(value, (str, Path)):
-                with readable(Path(value).expanduser(), name, FORMATS):
-                    pass
-
     def load(self) -> LoadedData:
         """Return the samples in their order, followed by the test samples."""
         train = self._read_rows(self.arrays)

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import default_collate
 
 from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
-from fedbc_lightning.data.labels import natural_clients
+from fedbc_lightning.data.datasets import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
 from .own_rows import check_columns
@@ -27,27 +26,6 @@ if TYPE_CHECKING:
 # What datasets.load_dataset calls the reader of a file's kind
 READERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 IGNORED = -100  # label of a token without a part in the loss, for torch's cross-entropy and the models of transformers
-
-
-class RowsDataset(Dataset):
-    """Rows of a ``datasets.Dataset``; a sample is a dict of its columns, and a batch is read at once.
-
-    Args:
-        rows: The rows, with the columns that a batch shall have.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.rows[int(index)]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        columns = self.rows[indices]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class HuggingFaceDataModule(IndexedDataModule):
@@ -132,8 +110,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         parts = [self._read(split) for split in (self.split, self.test_split) if split is not None]
         if self.tokenizer is not None:
             self._loaded_tokenizer = _load_tokenizer(self.tokenizer)
-        # setdefault, so that a collate_fn of the user's stays
-        self.loader_options.setdefault("collate_fn", self._collate)
+            self.loader_options.setdefault("collate_fn", self._collate)  # a collate_fn of the user's stays
         data = self._prepared(concatenate_datasets(parts))
         is_test = np.arange(sum(map(len, parts))) >= len(parts[0])
         if self.client is not None:
@@ -142,12 +119,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         rank_zero_info(
             f"'{self.path}': {len(parts[0]):,} rows of '{self.split}', batches of {', '.join(self._keys())}{owners}"
         )
-        if len(parts) == 1:
-            return data
-        if self.client is None:
-            return data.with_shared_test(is_test)
-        data.is_test = is_test
-        return data
+        return data.with_test(is_test, is_shared=self.client is None)
 
     # parts of load
 
@@ -158,12 +130,8 @@ class HuggingFaceDataModule(IndexedDataModule):
     def _read(self, split: str) -> Rows:
         """Return the rows of a split, with the columns that are used."""
         rows = _load_rows(self.path, self.subset, split)
-        wanted: dict[str, Sequence[str | None]] = {
-            "text": [self.text],
-            "label": [self.label],
-            "client": [self.client],
-            "columns": self.columns,
-        }
+        wanted: dict[str, Sequence[str | None]] = {"text": [self.text], "label": [self.label], "client": [self.client]}
+        wanted["columns"] = self.columns
         check_columns(wanted, rows.column_names, f"'{self.path}'")
         names = [name for group in wanted.values() for name in group if name is not None]
         return rows.select_columns(list(dict.fromkeys(names)))
@@ -176,8 +144,12 @@ class HuggingFaceDataModule(IndexedDataModule):
         rows = rows.select_columns([column for column in rows.column_names if column in self._keys()])
         if labels is not None:
             rows = rows.add_column("labels", labels.tolist())
+        rows = rows.with_format("torch")  # numbers are int64 and float32, which torch's own collate function stacks
+        wrong = [name for name, value in rows[0].items() if isinstance(value, str)] if len(rows) else []
+        if wrong:
+            raise ConfigurationError(f"data.columns: '{wrong[0]}' holds {rows[0][wrong[0]]!r}, which is no number")
         is_class = labels is not None and labels.dtype.kind == "i"
-        return LoadedData(RowsDataset(rows), labels if is_class else None)
+        return LoadedData(rows, labels if is_class else None)
 
     def _tokenize(self, rows: dict[str, list]) -> Any:
         assert self._loaded_tokenizer is not None
@@ -197,30 +169,15 @@ class HuggingFaceDataModule(IndexedDataModule):
         self.classes, numbers = np.unique(array).tolist(), np.unique(array, return_inverse=True)[1]
         return numbers.astype(np.int64)
 
-    def _collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Make one batch of samples; texts are filled up to the longest of them."""
-        tokenizer, batch = self._loaded_tokenizer, {}
-        if tokenizer is not None:
-            keys = [key for key in tokenizer.model_input_names if key in samples[0]]
-            batch = dict(tokenizer.pad([{key: row[key] for key in keys} for row in samples], return_tensors="pt"))
-        for key in samples[0]:
-            if key not in batch:
-                batch[key] = _stacked(key, [row[key] for row in samples])
-        if "labels" not in batch and tokenizer is not None:
-            batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-        return batch
-
-
-def _stacked(name: str, values: list) -> Tensor:
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"data.columns: the lists of '{name}' differ in length within a batch; give data.collate_fn"
-        ) from error
-    if array.dtype.kind not in "biuf":
-        raise ConfigurationError(f"data.columns: '{name}' holds {values[0]!r}, which is no number")
-    return torch.from_numpy(array.astype(np.float32) if array.dtype.kind == "f" else array)
+    def _collate(self, samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Make one batch of samples with tokens, which are filled up to the longest text of the batch."""
+        tokenizer = self._loaded_tokenizer
+        assert tokenizer is not None
+        keys = [key for key in tokenizer.model_input_names if key in samples[0]]
+        batch = tokenizer.pad([{key: row[key].tolist() for key in keys} for row in samples], return_tensors="pt")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+        others = [{key: value for key, value in row.items() if key not in keys} for row in samples]
+        return {"labels": labels, **batch, **default_collate(others)}
 
 
 def _load_rows(path: str, subset: str | None, split: str) -> Rows:

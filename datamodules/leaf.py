@@ -96,10 +96,7 @@ def load_leaf(path: Path, encode: Encode, transform: Transform | None = None, cl
     tensors = torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
     labels = tensors[1].numpy() if classes else None
     data = LoadedData(ArrayDataset(tensors, transform=transform), labels, owner, list(numbers))
-    if test_files and not np.intersect1d(owner[tested], owner[~tested]).size:
-        return data.with_shared_test(tested)
-    data.is_test = tested if test_files else None
-    return data
+    return data.with_test(tested, is_shared=not np.intersect1d(owner[tested], owner[~tested]).size)
 
 
 def read_users(path: Path) -> Iterator[LeafUser]:
@@ -161,10 +158,6 @@ class FEMNISTDataModule(IndexedDataModule):
     ) -> None:
         super().__init__(partitioner or Natural(), test_fraction=test_fraction, **kwargs)
         self.path = Path(path).expanduser()
-
-    def prepare_data(self) -> None:
-        """Check that the files exist."""
-        find_leaf_files(self.path)
 
     def load(self) -> LoadedData:
         """Return all writers' images, in the order of the files."""

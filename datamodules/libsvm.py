@@ -56,11 +56,6 @@ class LibSVMDataModule(IndexedDataModule):
         self.num_features, self.row_norm = num_features, row_norm
         self.classes: list[float] = []
 
-    def prepare_data(self) -> None:
-        """Check that the file exists."""
-        with readable(self.path, "path", LAYOUT):
-            pass
-
     def load(self) -> LoadedData:
         """Return all rows, in the order of the file."""
         from sklearn.datasets import load_svmlight_file  # takes a second to import

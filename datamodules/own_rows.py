@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, first_line
 from fedbc_lightning.data import ArrayDataset, LoadedData
-from fedbc_lightning.data.datasets import Transform
-from fedbc_lightning.data.labels import natural_clients
+from fedbc_lightning.data.datasets import Transform, natural_clients
 
 
 class Rows(NamedTuple):
@@ -56,13 +55,10 @@ def join_rows(
     is_test = np.arange(len(tensors[1])) >= len(train.targets)
     if train.clients is not None:
         has_own = test is not None and test.clients is not None
-        # Rows that no client owns are given to the first one here, and taken away again by with_shared_test.
+        # Rows that no client owns are given to the first one here, and taken away again by with_test.
         others = test.clients if test is not None and has_own else np.repeat(train.clients[:1], is_test.sum())
         data.clients, data.client_names = natural_clients(np.concatenate([train.clients, others]), order)
-        if has_own:
-            data.is_test = is_test
-            return data
-    return data if test is None else data.with_shared_test(is_test)
+    return data.with_test(is_test, is_shared=train.clients is None or test is None or test.clients is None)
 
 
 def labels_of_tensor(targets: Tensor) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.data.labels import natural_clients
+from fedbc_lightning.data.datasets import natural_clients
 from fedbc_lightning.partition import Natural, Partitioner
 
 from .own_rows import readable
@@ -71,10 +71,6 @@ class Sent140DataModule(IndexedDataModule):
         self.vocabulary_size = vocabulary_size
         self.vocabulary: list[str] = []
 
-    def prepare_data(self) -> None:
-        """Check the first 100 lines of the file."""
-        _read_csv(self.path, nrows=100)
-
     def load(self) -> LoadedData:
         """Return all tweets that are not neutral, in the order of the file."""
         table = _read_csv(self.path)
@@ -127,15 +123,13 @@ def tokenize(texts: list[str], sequence_length: int, vocabulary_size: int) -> tu
     return tokens, [names[number] for number in order]
 
 
-def _read_csv(path: Path, nrows: int | None = None) -> Any:
+def _read_csv(path: Path) -> Any:
     """Read polarity, user and text of the tweets."""
     import pandas as pd  # takes half a second to import
 
     with readable(path, "path", LAYOUT):
         # The file is not UTF-8. As texts and without missing values, because accounts may be called 007, nan or null
-        table = pd.read_csv(
-            path, header=None, names=COLUMNS, encoding="latin-1", dtype=str, keep_default_na=False, nrows=nrows
-        )
+        table = pd.read_csv(path, header=None, names=COLUMNS, encoding="latin-1", dtype=str, keep_default_na=False)
         # A line with fewer fields has an empty text in place of the user: the file is cut off there
         wrong = ~table["polarity"].isin(["0", "2", "4"]).to_numpy() | (table["user"] == "").to_numpy()
         if wrong.any():

@@ -18,7 +18,7 @@ from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.splits import SplitOrder, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 
-from .leaf import LeafUser, find_leaf_files, load_leaf
+from .leaf import LeafUser, load_leaf
 from .own_rows import readable
 
 # LEAF's 80 characters in LEAF's order; the number of character c is ALPHABET.index(c)
@@ -26,6 +26,10 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 
 # Number of characters outside the alphabet; it is the last character's, because LEAF looks them up at index -1
 UNKNOWN = len(ALPHABET) - 1
+
+# Number of each ASCII character; 255 if it is not in the alphabet, as 127, which stands for all other characters
+_NUMBERS = np.full(128, 255, dtype=np.uint8)
+_NUMBERS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 PLAY_LAYOUT = (
@@ -86,25 +90,6 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
     if not any(found.values()):
         raise ConfigurationError(f"data.path='{path}': it holds no speech; {PLAY_LAYOUT}")
     return {role: spoken for role, spoken in found.items() if spoken}
-
-
-def count_windows(sizes: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Return the number of windows in texts of ``sizes (N,)``.
-
-    A window has ``length`` characters and the one that follows; a window begins every ``stride`` characters.
-    """
-    return np.maximum((sizes - length - 1) // stride + 1, 0)
-
-
-def _make_numbers() -> np.ndarray:
-    numbers = np.full(128, 255, dtype=np.uint8)
-    for number, character in enumerate(ALPHABET):
-        numbers[ord(character)] = number
-    return numbers
-
-
-# Number of each ASCII character; 255 if it is not in the alphabet, as 127, which stands for all other characters
-_NUMBERS = _make_numbers()
 
 
 MANY = 10_000  # windows of LEAF's files that are examined to find out whether windows overlap
@@ -170,13 +155,6 @@ class ShakespeareDataModule(IndexedDataModule):
         self.targets, self.sequence_length, self.stride = targets, sequence_length, stride
         self.num_unknown = 0
         self._gap = 0  # number of windows left out at each cut
-
-    def prepare_data(self) -> None:
-        """Check that the text or the JSON files exist."""
-        if self._is_leaf():
-            find_leaf_files(self.path)
-        else:
-            read_speeches(self.path)
 
     def load(self) -> LoadedData:
         """Return all roles' sequences, in the order of the file."""
@@ -245,7 +223,8 @@ class ShakespeareDataModule(IndexedDataModule):
         texts = ["\n".join(spoken) for spoken in speeches.values()]
         codes, self.num_unknown = encode_text("".join(texts))
         sizes = np.array([len(text) for text in texts])
-        counts = count_windows(sizes, length, stride)
+        # A window begins every ``stride`` characters and needs ``length`` of them, and the one that follows.
+        counts = np.maximum((sizes - length - 1) // stride + 1, 0)
         roles = np.repeat(np.arange(len(counts)), counts)
         if not len(roles):
             raise ConfigurationError(

@@ -114,28 +114,9 @@ class TableDataModule(IndexedDataModule):
         self.feature_names: list[str] = []
         self._numbers = np.empty((0, 0))  # the numeric columns of all rows, in float64, from load to alter
 
-    def prepare_data(self) -> None:
-        """Check that the files have the columns that are needed, without reading their rows."""
-        names = _read_names(self.path, "path")
-        wanted: dict[str, Sequence[str | None]] = {"target": [self.target], "client": [self.client]}
-        wanted |= {"features": self.features or [], "exclude": self.exclude}
-        check_columns(wanted, names, f"'{self.path}'")
-        inputs = self._inputs(names)
-        check_columns({"categorical": self.categorical}, inputs, f"the features of '{self.path}'")
-        taken = {self.target} | ({self.client} - set(self.categorical))
-        if not inputs or taken & set(inputs):
-            raise ConfigurationError(
-                f"data.features: got {shorten(inputs)}; give one column or more without data.target, and data.client "
-                "only if it is listed in data.categorical, too"
-            )
-        if self.test_path is not None:
-            test_names = _read_names(self.test_path, "test_path")
-            check_columns({"target": [self.target], "features": inputs}, test_names, f"'{self.test_path}'")
-
     def load(self) -> LoadedData:
         """Return all rows in their order, followed by the test rows."""
-        self.prepare_data()
-        inputs = self._inputs(_read_names(self.path, "path"))
+        inputs = self._find_inputs()
         table = self._read(self.path, inputs, "path")
         features = Features.find(table, inputs, self.categorical, str(self.path))
         classes = find_classes(table[self.target], self.task, f"'{self.target}' of '{self.path}'")
@@ -163,11 +144,24 @@ class TableDataModule(IndexedDataModule):
             self._numbers = np.empty((0, 0))
         return data.dataset
 
-    def _inputs(self, names: list[str]) -> list[str]:
-        """Return the names of the columns that are features."""
-        if self.features is not None:
-            return self.features
-        return [name for name in names if name not in (self.target, self.client, *self.exclude)]
+    def _find_inputs(self) -> list[str]:
+        """Return the names of the columns that are features, after checks of all names, before any row is read."""
+        names = _read_names(self.path, "path")
+        wanted: dict[str, Sequence[str | None]] = {"target": [self.target], "client": [self.client]}
+        check_columns(wanted | {"features": self.features or [], "exclude": self.exclude}, names, f"'{self.path}'")
+        others = {self.target, self.client, *self.exclude}
+        inputs = [name for name in names if name not in others] if self.features is None else self.features
+        check_columns({"categorical": self.categorical}, inputs, f"the features of '{self.path}'")
+        taken = {self.target} | ({self.client} - set(self.categorical))
+        if not inputs or taken & set(inputs):
+            raise ConfigurationError(
+                f"data.features: got {shorten(inputs)}; give one column or more without data.target, and data.client "
+                "only if it is listed in data.categorical, too"
+            )
+        if self.test_path is not None:
+            test_names = _read_names(self.test_path, "test_path")
+            check_columns({"target": [self.target], "features": inputs}, test_names, f"'{self.test_path}'")
+        return inputs
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
         """Read the columns that are used, without rows that miss a value; a test file may have no client column."""

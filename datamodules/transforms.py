@@ -216,11 +216,6 @@ def as_augment(augment: bool | nn.Module, usual: BatchAugmentation) -> BatchAugm
     return augment if isinstance(augment, BatchAugmentation) else EachImage(augment)
 
 
-def as_transform(transform: nn.Module | None, usual: nn.Module) -> nn.Module:
-    """Return the transform of every batch: the one that the user gave, or the usual one of the data set."""
-    return usual if transform is None else WholeBatch(transform)
-
-
 def try_transform(inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a transform to a few inputs ``(B, ...)``, to see whether it can be used.
 

@@ -1,21 +1,23 @@
-"""Public sets of small images: MNIST, CIFAR, EMNIST by torchvision, and scikit-learn's digits."""
+"""Public sets of small images: MNIST and Fed+'s variants of it, CIFAR, EMNIST, and scikit-learn's digits."""
 
 from __future__ import annotations
 
 import warnings
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_arguments
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.partition import Partitioner, PowerLaw
+from fedbc_lightning.partition import IID, Partition, Partitioner, PowerLaw
 
 from .transforms import (
     BatchAugmentation,
@@ -24,8 +26,8 @@ from .transforms import (
     RandomCrop,
     RandomHorizontalFlip,
     Scale,
+    WholeBatch,
     as_augment,
-    as_transform,
     check_transforms,
 )
 
@@ -40,7 +42,7 @@ class VisionDataModule(IndexedDataModule):
         partitioner: Partitioner that assigns images to clients; None is
             ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
         download: Whether to download the files if they are missing.
-        augment: Augmentation of training batches, see :class:`CIFAR10DataModule`.
+        augment: Augmentation of training batches, see :class:`CIFAR10DataModule`; None is True for CIFAR, else False.
         transform: Transform of every batch, see :class:`CIFAR10DataModule`.
         test: Use of the test images. With ``"split"`` they are pooled with the training images, and ``test_fraction``
             of each client's images are its test data. With ``"shared"`` clients get only training images, and the test
@@ -51,6 +53,7 @@ class VisionDataModule(IndexedDataModule):
         dataset_name: Name of the class in ``torchvision.datasets``.
         options: Arguments of that class.
         usual_augmentation: Augmentation that ``augment=True`` stands for.
+        augments: Whether ``augment`` is True by default.
         layout: Description of the expected files, for the message if they are missing.
         mean: Mean of each channel, for pixels in [0, 1].
         std: Standard deviation of each channel, for pixels in [0, 1].
@@ -59,6 +62,7 @@ class VisionDataModule(IndexedDataModule):
 
     dataset_name: ClassVar[str]
     usual_augmentation: ClassVar[BatchAugmentation]
+    augments: ClassVar[bool] = False
     layout: str
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
@@ -69,7 +73,7 @@ class VisionDataModule(IndexedDataModule):
         root: str | Path = "data",
         partitioner: Partitioner | None = None,
         download: bool = True,
-        augment: bool | nn.Module = False,
+        augment: bool | nn.Module | None = None,
         transform: nn.Module | None = None,
         test: OwnTest = "split",
         **kwargs: Any,
@@ -82,8 +86,8 @@ class VisionDataModule(IndexedDataModule):
         self.root = Path(root).expanduser()
         self.download = download
         self.options: dict[str, Any] = {}
-        self.augment = as_augment(augment, self.usual_augmentation)
-        self.transform = as_transform(transform, Normalize(self.mean, self.std))
+        self.augment = as_augment(self.augments if augment is None else augment, self.usual_augmentation)
+        self.transform = Normalize(self.mean, self.std) if transform is None else WholeBatch(transform)
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 ``(M, C, H, W)``, and the classes, int64 ``(M,)``, of a part that torchvision read.
@@ -113,7 +117,7 @@ class VisionDataModule(IndexedDataModule):
         )
         check_transforms(images[:2], self.transform, self.augment)
         data = LoadedData(ArrayDataset((images, targets), None, self.transform, self.augment), targets.numpy())
-        return data.with_shared_test(np.arange(len(targets)) >= num_train) if self.test == "shared" else data
+        return data.with_test((np.arange(len(targets)) >= num_train) & (self.test == "shared"), is_shared=True)
 
     def _read(self, train: bool) -> Any:
         from torchvision import datasets  # takes a second to import
@@ -173,10 +177,10 @@ class CIFAR10DataModule(VisionDataModule):
             ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
         download: Whether to download the files if they are missing (170 MB).
         augment: Augmentation of training batches, uint8; it changes each image by a draw from (seed, round, client,
-            epoch, step). True moves each image by up to 4 pixels in each direction (RandomCrop(32, padding=4)), and
-            False changes none. Any random transform of ``torchvision.transforms.v2`` may be given, also a ``Compose``,
-            in YAML by its ``class_path``; those of :mod:`fedbc_lightning.datamodules.transforms` work on whole batches
-            and are several times faster.
+            epoch, step). True, the default, moves each image by up to 4 pixels in each direction (RandomCrop(32,
+            padding=4)), and False changes none. Any random transform of ``torchvision.transforms.v2`` may be given,
+            also a ``Compose``, in YAML by its ``class_path``; those of
+            :mod:`fedbc_lightning.datamodules.transforms` work on whole batches and are several times faster.
         transform: Transform of every batch after the augmentation: any deterministic transform of
             ``torchvision.transforms.v2`` from uint8 ``(B, 3, 32, 32)`` to floats; None normalises.
         **kwargs: Argument ``test`` of :class:`~fedbc_lightning.datamodules.vision.VisionDataModule`, and arguments of
@@ -188,21 +192,11 @@ class CIFAR10DataModule(VisionDataModule):
     """
 
     dataset_name = "CIFAR10"
+    augments = True
     usual_augmentation: ClassVar[BatchAugmentation] = RandomCrop(padding=4)
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch}"
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
-
-    def __init__(
-        self,
-        root: str | Path = "data",
-        partitioner: Partitioner | None = None,
-        download: bool = True,
-        augment: bool | nn.Module = True,
-        transform: nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(root, partitioner, download, augment, transform, **kwargs)
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 ``(M, 3, 32, 32)``, and the classes, int64 ``(M,)``, of a part."""
@@ -260,13 +254,8 @@ class EMNISTDataModule(VisionDataModule):
         classes: Classes of the split to keep, relabelled 0, 1, ... in this order; None keeps all.
         partitioner: Partitioner that assigns images to clients; None is
             ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Whether to download the files if they are missing (0.6 GB for all splits; 1.8 GB more when unpacked).
-        augment: Augmentation of training batches: True moves each image by up to 2 pixels, False changes none, and any
-            augmentation of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule` may be given.
-        transform: Transform of every batch, see :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None
-            normalises.
-        **kwargs: Further arguments of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`, such as ``test`` and
-            ``batch_size``.
+        **kwargs: Further arguments of :class:`~fedbc_lightning.datamodules.MNISTDataModule`, such as ``download``
+            (0.6 GB for all splits; 1.8 GB more when unpacked), ``test`` and ``batch_size``.
 
     Raises:
         ConfigurationError: A class is not one of the split, the files are missing and cannot be downloaded, or a file
@@ -292,13 +281,10 @@ class EMNISTDataModule(VisionDataModule):
         split: Split = "byclass",
         classes: list[int] | None = None,
         partitioner: Partitioner | None = None,
-        download: bool = True,
-        augment: bool | nn.Module = False,
-        transform: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
         check_arguments(EMNISTDataModule, locals(), "data")
-        super().__init__(root, partitioner, download, augment, transform, **kwargs)
+        super().__init__(root, partitioner, **kwargs)
         self.options = {"split": split}
         self.layout = f"EMNIST/raw/emnist-{split}-{{train,test}}-{{images-idx3,labels-idx1}}-ubyte"
         count = NUM_CLASSES[split]
@@ -361,3 +347,125 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
     images, digits = load_digits(return_X_y=True)
     return images.astype(np.uint8), digits
+
+
+NUM_DIGITS = 10
+NUM_NOISY_CLASSES = 2
+
+
+class MNISTRobustDataModule(MNISTDataModule):
+    """MNIST-robust of the Fed+ paper (section 5.1), in which some clients have negatives.
+
+    All 70,000 images are assigned at random in equal parts. A part of the clients, drawn at random, has its images
+    turned into ``255 - pixel``, in training and test data alike. Each client's data are split 50/50. The paper uses
+    N = 10 with 10 % or N = 50 with 20 % of negatives, logistic regression, batches of 20, lr 0.02, σ = 15 (Fed+'s
+    penalty), 20 local steps, 500 rounds of 10 clients, and the mean over 5 seeds.
+
+    The paper does not say whether the equal parts are random, whether MNIST's own test images take part, how negated
+    clients are chosen, and how pixels are scaled. Here negatives are normalised like all other images, by the mean and
+    standard deviation of MNIST (the mean of a negative is then about 2.4).
+
+    Args:
+        root: Folder that holds, or will hold, ``MNIST/raw``.
+        num_clients: Number of clients N, at least 1; 10 or 50 in the paper.
+        negated_fraction: Fraction of the clients with negatives, in [0, 1], rounded to whole clients, but at least one
+            if the fraction is above 0. None is the paper's: 0.2 for N = 50, else 0.1.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1).
+        download: Whether to download the files if they are missing (11 MB).
+        **kwargs: Arguments of :class:`~fedbc_lightning.datamodules.MNISTDataModule`.
+
+    Attributes:
+        negated_clients: Clients with negatives, int64, ascending; available after ``setup``.
+
+    Raises:
+        ConfigurationError: An argument is impossible, or :class:`~fedbc_lightning.datamodules.MNISTDataModule` cannot
+            get its files.
+    """
+
+    negated_clients: np.ndarray
+    other_way = ""
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
+        negated_fraction: Annotated[float, within(0, 1)] | None = None,
+        test_fraction: float = 0.5,
+        download: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        check_arguments(MNISTRobustDataModule, locals(), "data")
+        if negated_fraction is None:
+            # Fed+, section 5.1: 10 % of 10 clients, 20 % of 50
+            negated_fraction = 0.2 if num_clients == 50 else 0.1
+        super().__init__(root, IID(num_clients), download, test="split", test_fraction=test_fraction, **kwargs)
+        self.negated_fraction = negated_fraction
+
+    def alter(self, data: LoadedData, partition: Partition) -> Dataset:
+        """Return the images, with those of negated clients turned into negatives."""
+        rng = seeding.numpy_generator(self.split_seed, "negate")
+        count = max(round(self.negated_fraction * len(partition)), int(self.negated_fraction > 0))
+        self.negated_clients = np.sort(rng.choice(len(partition), count, replace=False))
+        assert isinstance(data.dataset, ArrayDataset)
+        images, labels = data.dataset.pool.tensors
+        rows = partition.indices[np.isin(partition.client_of_each(), self.negated_clients)]
+        images[torch.from_numpy(rows)] = 255 - images[torch.from_numpy(rows)]
+        return ArrayDataset((images, labels), transform=self.transform, augment=self.augment)
+
+
+class MNISTPersonalDataModule(MNISTRobustDataModule):
+    """MNIST-personal of the Fed+ paper (section 5.1), with the negatives of MNIST-robust and noise at each client.
+
+    For every client two classes are drawn at random. Each pixel of their images gets Laplace noise, in training and
+    test data alike; it is drawn once per image (not per batch), and not clipped to the range of pixels. Everything else
+    is as in :class:`MNISTRobustDataModule`. The paper leaves open the points named there, and also the scale of the
+    noise and whether the two classes are random.
+
+    Images are held as int16, in units of 1/255, because noisy ones leave 0..255 and float32 would take twice the memory
+    (110 MB for all). Noise is therefore rounded to whole units, and the largest pixel is 128 times white. torchvision
+    interprets int16 as a wider range of brightness, so this class has no ``augment`` and ``transform``.
+
+    Args:
+        root: Folder that holds, or will hold, ``MNIST/raw``.
+        num_clients: Number of clients N, at least 1; 10 or 50 in the paper.
+        noise_scale: Scale of the Laplace distribution (its mean absolute value), for pixels in [0, 1], at least 0.
+        negated_fraction: Fraction of the clients with negatives, in [0, 1], rounded to whole clients, but at least one
+            if the fraction is above 0. None is the paper's: 0.2 for N = 50, else 0.1.
+        **kwargs: Further arguments of :class:`MNISTRobustDataModule`.
+
+    Attributes:
+        negated_clients: Clients with negatives, int64, ascending; available after ``setup``.
+        noisy_classes: The two noisy classes of each client, int64 ``(N, 2)``, ascending; available after ``setup``.
+
+    Raises:
+        ConfigurationError: An argument is impossible, or the files are missing or damaged.
+    """
+
+    noisy_classes: np.ndarray
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
+        noise_scale: Annotated[float, at_least(0), FINITE] = 0.5,
+        negated_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_arguments(MNISTPersonalDataModule, locals(), "data")
+        super().__init__(root, num_clients, negated_fraction, augment=False, transform=None, **kwargs)
+        self.noise_scale = noise_scale
+
+    def alter(self, data: LoadedData, partition: Partition) -> Dataset:
+        """Return the images, with those of negated clients turned into negatives, and noise on the noisy classes."""
+        dataset = super().alter(data, partition)
+        assert isinstance(dataset, ArrayDataset)
+        rng = seeding.numpy_generator(self.split_seed, "noise")
+        drawn = [rng.choice(NUM_DIGITS, NUM_NOISY_CLASSES, replace=False) for _ in range(len(partition))]
+        self.noisy_classes = np.sort(drawn, axis=1)
+        pixels, labels = dataset.pool.tensors
+        images = pixels.to(torch.int16)
+        noisy = self.noisy_classes[partition.client_of_each()] == labels.numpy()[partition.indices, None]
+        for rows in torch.from_numpy(partition.indices[noisy.any(axis=1)]).split(1024):
+            noise = np.rint(rng.laplace(0, 255 * self.noise_scale, (len(rows), *images.shape[1:])))
+            images[rows] = (images[rows] + torch.from_numpy(noise)).clamp(-(2**15), 2**15 - 1).to(torch.int16)
+        return ArrayDataset((images, labels), transform=self.transform)

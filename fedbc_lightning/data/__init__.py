@@ -6,14 +6,13 @@ Three classes hold the data of clients: :class:`FederatedDataModule` is the base
 """
 
 from fedbc_lightning.data.datamodule import FederatedDataModule
-from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset
+from fedbc_lightning.data.datasets import ArrayDataset
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.data.loading import ClientLoader, EpochSampler
 from fedbc_lightning.data.wrapper import PartitionedDataModule
 
 __all__ = [
     "ArrayDataset",
-    "BatchTransformDataset",
     "ClientLoader",
     "EpochSampler",
     "FederatedDataModule",

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
-from fedbc_lightning.data.labels import Known, identify, labels_of
+from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join, labels_of, num_bytes, num_items, take
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, LoadersOnDemand, num_batches
 from fedbc_lightning.data.splits import find_heldout, train_test_split
 from fedbc_lightning.partition.dealing import count_labels
@@ -82,7 +80,7 @@ class FederatedDataModule(LightningDataModule):
         ([5, 10], 3)
     """
 
-    _given_num_clients: int | None = None
+    num_clients: int = 0
     _saved_state: dict[str, Any] | None = None
     _heldout: np.ndarray | None = None
 
@@ -121,19 +119,6 @@ class FederatedDataModule(LightningDataModule):
         self._has_transfer_hooks: bool | None = None
 
     # to be defined by a subclass
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients N."""
-        if self._given_num_clients is None:
-            raise ConfigurationError(
-                f"data: {type(self).__name__} has no num_clients; set it in __init__ or as a class attribute."
-            )
-        return self._given_num_clients
-
-    @num_clients.setter
-    def num_clients(self, number: int) -> None:
-        self._given_num_clients = number
 
     def client_train_dataset(self, client: int) -> Dataset:
         """Return the map-style training data of client 0..N-1, validation data included."""
@@ -204,7 +189,8 @@ class FederatedDataModule(LightningDataModule):
         """
         kept = self._datasets.get(client)
         if kept is None or split not in kept:
-            self._check_request(client, split)
+            if not 0 <= client < self.num_clients:
+                raise IndexError(f"client {client} of {self.num_clients}")
             try:
                 made = self._make_datasets(client, split)
             except Exception as error:
@@ -256,56 +242,50 @@ class FederatedDataModule(LightningDataModule):
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
 
-    def client_train_dataloaders(
-        self, clients: Sequence[int], round: int, *, seed: int, device: torch.device | None
-    ) -> ClientLoaders:
-        """Return the loaders that :meth:`client_train_dataloader` gives, each made when it is asked for.
-
-        If that method is a subclass's own, it is called for each client at once.
-
-        Args:
-            clients: Clients 0..N-1.
-            round: Round 1..T.
-            seed: Seed of the run.
-            device: Device of in-memory batches; None is where the tensors lie.
-        """
-        if self._has_own("client_train_dataloader", "_train_loader"):
-            make_own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
-            return ClientLoaders(list(map(make_own, clients)))
-
-        def make(dataset: Dataset, client: int) -> ClientLoader:
-            return self._train_loader(dataset, round, client, seed, device)
-
-        return LoadersOnDemand(self._client_datasets(clients, "train"), clients, make)
-
-    def client_eval_dataloaders(
-        self, clients: Sequence[int], split: str, *, device: torch.device | None
+    def client_dataloaders(
+        self,
+        clients: Sequence[int],
+        split: str,
+        round: int | None = None,
+        *,
+        seed: int | None = None,
+        device: torch.device | None = None,
     ) -> ClientLoaders | None:
-        """Return the loaders that :meth:`client_eval_dataloader` gives, each made when it is asked for.
+        """Return the loaders of many clients, each made when it is asked for.
 
-        If that method is a subclass's own, it is called for each client at once.
+        They are those of :meth:`client_train_dataloader`, or of :meth:`client_eval_dataloader` if ``round`` is None. If
+        that method is a subclass's own, it is called for each client at once.
 
         Args:
             clients: Clients 0..N-1.
-            split: Split of the data, ``"train"``, ``"val"`` or ``"test"``.
+            split: Split of the data, ``"train"``, ``"val"`` or ``"test"``; ``"train"`` for training.
+            round: Round 1..T in which the clients train; None if they are evaluated.
+            seed: Seed of the run, for training.
             device: Device of in-memory batches; None is where the tensors lie.
 
         Returns:
             The loaders, or None if a client has no data.
         """
-        if self._has_own("client_eval_dataloader", "_eval_loader"):
-            made = [self.client_eval_dataloader(client, split, device=device) for client in clients]
-            there = [loader for loader in made if loader is not None]
-            return ClientLoaders(there) if len(there) == len(clients) else None
+        own: Callable[[int], ClientLoader | None]
+        if round is None:
+            is_own = self._has_own("client_eval_dataloader", "_eval_loader")
+            own = partial(self.client_eval_dataloader, split=split, device=device)
+        else:
+            is_own = self._has_own("client_train_dataloader", "_train_loader")
+            own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
+        if is_own:
+            made = [loader for loader in map(own, clients) if loader is not None]
+            return ClientLoaders(made) if len(made) == len(clients) else None
 
         def make(dataset: Dataset, client: int) -> Any:
-            return self._eval_loader(dataset, device)
+            if round is None:
+                return self._eval_loader(dataset, device)
+            return self._train_loader(dataset, round, client, seed, device)
 
         datasets = self._client_datasets(clients, split)
-        if any(dataset is None for dataset in datasets):
+        if any(dataset is None or not num_items(dataset) for dataset in datasets):
             return None
-        loaders = LoadersOnDemand(datasets, clients, make)
-        return loaders if loaders.sizes.all() else None
+        return LoadersOnDemand(datasets, clients, make)
 
     def _client_datasets(self, clients: Sequence[int], split: str) -> list[Any]:
         """Return what :meth:`client_dataset` returns for each client."""
@@ -321,23 +301,23 @@ class FederatedDataModule(LightningDataModule):
         own = vars(FederatedDataModule)
         return any(getattr(getattr(self, name), "__func__", None) is not own[name] for name in names)
 
-    def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
-        """Return a loader of a client's training data in the order of the data, without augmentation or dropping."""
-        dataset = self.client_dataset(client, "train")
-        assert dataset is not None  # else client_dataset has raised
-        return ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options)
+    def fixed_batches(
+        self, client: int, split: str = "train", batch_size: int | None = None, *, device: torch.device | None = None
+    ) -> Any:
+        """Return a loader of a client's data in order, without augmentation or dropping; None if it has no data.
+
+        Args:
+            client: Client 0..N-1.
+            split: Split of the data, ``"train"``, ``"val"`` or ``"test"``.
+            batch_size: Number of samples per batch; None is that of training.
+            device: Device of in-memory batches; None is where the tensors lie.
+        """
+        return self._eval_loader(self.client_dataset(client, split), device, batch_size or self.batch_size)
 
     def batch_shares(self, client: int) -> list[float]:
         """Return the share of the client's training samples in each batch of :meth:`fixed_batches`; they sum to 1."""
         total = int(self.num_samples("train")[client])
         return [min(self.batch_size, total - start) / total for start in range(0, total, self.batch_size)]
-
-    def first_batch(self, client: int, split: str, size: int, *, device: torch.device | None = None) -> Any:
-        """Return the first ``size`` samples of a client's data as a batch, not augmented; None if it has no data."""
-        dataset = self.client_dataset(client, split)
-        if dataset is None or not num_items(dataset):
-            return None
-        return next(iter(ClientLoader(dataset, size, device=self._reachable(device), options=self.loader_options)))
 
     def client_eval_dataloader(
         self, client: int, split: str = "test", *, device: torch.device | None = None
@@ -377,7 +357,9 @@ class FederatedDataModule(LightningDataModule):
                 ``heldout_clients`` is impossible.
         """
         if self.num_clients < 1:
-            raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
+            raise ConfigurationError(
+                f"data: num_clients={self.num_clients}; set it to the number of clients, 1 or more"
+            )
         # The clients that are held out are asked for because of their checks alone.
         sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
@@ -412,20 +394,16 @@ class FederatedDataModule(LightningDataModule):
         The result is None if there are no labels, or if it would have more than
         :data:`~fedbc_lightning.partition.dealing.MAX_CELLS` entries.
         """
-        known: Known = {}
-        found: list[np.ndarray] = []
+        known: dict = {}
+        found: list[np.ndarray | None] = []
         sizes = sum(self.num_samples(split) for split in SPLITS)
         for client in range(self.num_clients):
-            for split in SPLITS:
-                dataset = self.client_dataset(client, split)
-                labels = None if dataset is None else labels_of(dataset, known)
-                if dataset is not None and labels is None:
-                    return None
-                if labels is not None:
-                    found.append(labels)
-        if not found:
+            datasets = [self.client_dataset(client, split) for split in SPLITS]
+            found += [labels_of(dataset, known) for dataset in datasets if dataset is not None]
+        labels = [part for part in found if part is not None]
+        if not labels or len(labels) < len(found):
             return None
-        return count_labels(np.concatenate(found), np.repeat(np.arange(self.num_clients), sizes), self.num_clients)
+        return count_labels(np.concatenate(labels), np.repeat(np.arange(self.num_clients), sizes), self.num_clients)
 
     # parts of the above
 
@@ -459,17 +437,9 @@ class FederatedDataModule(LightningDataModule):
         arrays.pool.keep_on_device = self.keep_on_device
         return arrays
 
-    def _check_request(self, client: int, split: str) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split={split!r}: give one of {SPLITS}")
-        if not 0 <= client < self.num_clients:
-            raise IndexError(f"client {client} of {self.num_clients}")
-
     def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
         """Split a client's training data into training and validation data."""
         dataset = self.client_train_dataset(client)
-        if dataset is None:
-            raise ConfigurationError(f"data: client_train_dataset({client}) returned None; return a map-style Dataset")
         check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client})")
         if not self.val_fraction:
             return self._batched(dataset), None
@@ -487,12 +457,18 @@ class FederatedDataModule(LightningDataModule):
         return ClientLoader(dataset, self.batch_size, sampler, drop_last=self.drop_last, device=device, options=options)
 
     def _eval_loader(
-        self, dataset: Dataset | None, device: torch.device | None, options: dict[str, Any] | None = None
+        self,
+        dataset: Dataset | None,
+        device: torch.device | None,
+        batch_size: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ClientLoader | None:
         if dataset is None or not num_items(dataset):
             return None
         options = self.loader_options if options is None else options
-        return ClientLoader(dataset, self.eval_batch_size, device=self._reachable(device), options=options)
+        return ClientLoader(
+            dataset, batch_size or self.eval_batch_size, device=self._reachable(device), options=options
+        )
 
     def _reachable(self, device: torch.device | None) -> torch.device | None:
         """Return the device, or None if this data module has transfer hooks, which move batches themselves."""
@@ -505,19 +481,14 @@ def check_dataset(dataset: Any, where: str) -> None:
     """Raise unless a data set that a method of the user's returned has numbered samples.
 
     Args:
-        dataset: What the method returned; a tuple of tensors of the same shape is taken for samples.
+        dataset: What the method returned.
         where: The method and its argument, with which the message begins.
 
     Raises:
-        ConfigurationError: It is a DataLoader, a tuple of whole tensors, or has no length or no items.
+        ConfigurationError: It is a DataLoader, a tuple such as ``(inputs, targets)``, or has no length or no items.
     """
-    is_tuple = (
-        type(dataset) is tuple and len(dataset) and all(isinstance(part, Tensor) and part.ndim for part in dataset)
-    )
-    # (inputs, targets) would be two samples; of tensors that are alike nobody can tell
-    is_whole = is_tuple and len({part.shape for part in dataset}) > 1 and len({len(part) for part in dataset}) == 1
     is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-    if is_whole or not is_map or isinstance(dataset, (DataLoader, IterableDataset)):
+    if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
         raise ConfigurationError(
             f"{where} returned a {type(dataset).__name__}; return a map-style Dataset with __len__ and __getitem__, "
             "such as TensorDataset(*tensors); batches are made here"

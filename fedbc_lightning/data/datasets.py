@@ -1,8 +1,10 @@
-"""Data sets that are augmented and transformed in whole batches, on the device."""
+"""Data sets in memory, whose batches are gathered and transformed as a whole, and facts about any data set."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,30 +76,7 @@ _KINDS: dict[tuple, tuple] = {}
 _POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
 
 
-class TransformedDataset(Dataset):
-    """Base class of data sets whose inputs are augmented and transformed in whole batches.
-
-    Attributes:
-        transform: Function applied to the inputs of every batch; None changes nothing.
-        augment: Function applied to the inputs of training batches, before the transform.
-    """
-
-    transform: Transform | None
-    augment: Augment | None
-
-    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
-        """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
-        # Moved first: bytes are a quarter of the float32 that a transform makes of them, and it runs on the device.
-        if device is not None:
-            batch = [upload(t, device) for t in batch]
-        if self.augment is not None and generator is not None:
-            batch[0] = self.augment(batch[0], generator)
-        if self.transform is not None:
-            batch[0] = self.transform(batch[0])
-        return batch
-
-
-class ArrayDataset(TransformedDataset):
+class ArrayDataset(Dataset):
     """Samples of shared in-memory tensors; whole batches are gathered, moved, augmented and transformed at once.
 
     It is also an ordinary map-style data set: item i is a tuple, transformed but not augmented.
@@ -170,37 +149,20 @@ class ArrayDataset(TransformedDataset):
         batch = [tensor.index_select(0, rows) for tensor in tensors]
         return self.finish(batch, generator, device)
 
+    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
+        """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
+        # Moved first: bytes are a quarter of the float32 that a transform makes of them, and it runs on the device.
+        if device is not None:
+            batch = [upload(t, device) for t in batch]
+        if self.augment is not None and generator is not None:
+            batch[0] = self.augment(batch[0], generator)
+        if self.transform is not None:
+            batch[0] = self.transform(batch[0])
+        return batch
+
     def subset(self, indices: np.ndarray | Tensor) -> ArrayDataset:
         """Return the samples at positions ``(n,)`` as a data set that shares the tensors of this one."""
         return ArrayDataset(self.pool, self.rows(torch.as_tensor(indices)), self.transform, self.augment)
-
-
-class BatchTransformDataset(TransformedDataset):
-    """Raw samples that do not fit into memory; loaders augment and transform whole batches.
-
-    The functions are those of :class:`ArrayDataset`.
-
-    Args:
-        raw: Data set of samples ``(input, target)``, e.g. uint8 images as decoded from a file.
-        transform: Function applied to the inputs of every batch.
-        augment: Function applied to the inputs of training batches, before the transform.
-    """
-
-    def __init__(self, raw: Dataset, transform: Transform | None = None, augment: Augment | None = None) -> None:
-        self.raw = raw
-        self.transform = transform
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return num_items(self.raw)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        first, *rest = self.raw[index]
-        return (first if self.transform is None else self.transform(first.unsqueeze(0))[0], *rest)
-
-    def subset(self, indices: np.ndarray | Tensor) -> BatchTransformDataset:
-        """Return the samples at positions ``(n,)`` of this data set as a data set of the same kind."""
-        return BatchTransformDataset(Subset(self.raw, np.asarray(indices).tolist()), self.transform, self.augment)
 
 
 def num_items(dataset: Dataset) -> int:
@@ -220,7 +182,7 @@ def num_bytes(dataset: Dataset | None) -> int:
 
 def augment_of(dataset: Dataset) -> Augment | None:
     """Return the function that augments a data set's training batches; None if it has none or augments by itself."""
-    return dataset.augment if isinstance(dataset, TransformedDataset) else None
+    return dataset.augment if isinstance(dataset, ArrayDataset) else None
 
 
 def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
@@ -228,9 +190,6 @@ def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
     arrays = as_arrays(dataset)
     if arrays is not None:
         return arrays.subset(indices)
-    dataset = _unwrapped(dataset)
-    if isinstance(dataset, BatchTransformDataset):
-        return dataset.subset(indices)
     return Subset(dataset, indices.tolist())
 
 
@@ -264,17 +223,13 @@ def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
     """
     if len(datasets) == 1:
         return datasets[0]
-    datasets = [as_arrays(dataset) or _unwrapped(dataset) for dataset in datasets]
+    datasets = [as_arrays(dataset) or dataset for dataset in datasets]
     augment = augment_of(datasets[0])
     if is_training and any(augment_of(dataset) != augment for dataset in datasets):
         raise ConfigurationError(
             "data: training data that are augmented in different ways cannot be joined; give all the same augment"
         )
-    raw = [dataset for dataset in datasets if isinstance(dataset, BatchTransformDataset)]
-    if len(raw) == len(datasets) and all((d.transform, d.augment) == (raw[0].transform, augment) for d in raw):
-        return BatchTransformDataset(ConcatDataset([d.raw for d in raw]), raw[0].transform, augment)
-    found = (as_arrays(dataset) for dataset in datasets)
-    arrays = [array for array in found if array is not None]
+    arrays = [array for array in map(as_arrays, datasets) if array is not None]
     if len(arrays) < len(datasets) or not have_one_kind(arrays):
         return ConcatDataset(datasets)
     first = arrays[0]
@@ -284,15 +239,6 @@ def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
     gathered = [[t if a.indices is None else t[a.indices] for t in a.pool.tensors] for a in arrays]
     columns = [torch.cat(column) for column in zip(*gathered, strict=True)]
     return ArrayDataset(columns, None, first.transform, first.augment)
-
-
-def _unwrapped(dataset: Dataset) -> Dataset:
-    """Turn a ``Subset`` of a :class:`BatchTransformDataset` into one, so that its batches are augmented, too."""
-    if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
-        base = _unwrapped(dataset.dataset)
-        if isinstance(base, BatchTransformDataset):
-            return base.subset(np.asarray(dataset.indices, dtype=np.int64))
-    return dataset
 
 
 def have_one_kind(datasets: Sequence[Any]) -> bool:
@@ -316,3 +262,111 @@ def _reads_items_as(dataset: Dataset, kind: type) -> bool:
 def _free_bytes(device: torch.device) -> int:
     # 4 GiB are assumed of other devices, so that at most 1 GiB of data is copied to them.
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
+
+
+# Cache of labels by the id of a data set; a reference to the data set is kept because ids are used again
+Known = dict[int, tuple[weakref.ref, np.ndarray | None]]
+
+
+def labels_of(dataset: Dataset, known: Known | None = None) -> np.ndarray | None:
+    """Return the classes of the samples, int64 ``(n,)``, or None if they cannot be known without reading samples.
+
+    Classes are looked up in ``.targets`` or ``.labels`` of a data set, or in the last of its ``.tensors``, also below
+    ``Subset`` and ``ConcatDataset``. They must be integers, one per sample.
+
+    Args:
+        dataset: Data set of any class.
+        known: Cache that this function fills, so that many subsets of a data set convert its labels once; it does not
+            keep data sets alive.
+    """
+    known = {} if known is None else known
+    found = known.get(id(dataset))
+    if found is not None and found[0]() is dataset:
+        return found[1]
+    labels = _find_labels(dataset, known)
+    with suppress(TypeError):  # some classes do not allow weak references
+        known[id(dataset)] = weakref.ref(dataset), labels
+    return labels
+
+
+def _find_labels(dataset: Any, known: Known) -> np.ndarray | None:
+    if isinstance(dataset, ArrayDataset):
+        labels = as_classes(dataset.pool.tensors[-1], len(dataset.pool)) if len(dataset.pool.tensors) > 1 else None
+        return labels if labels is None or dataset.indices is None else labels[dataset.indices.numpy()]
+    # Most classes of torchvision have targets, some (SVHN, STL10) labels.
+    for name in ("targets", "labels"):
+        labels = as_classes(getattr(dataset, name, None), num_items(dataset))
+        if labels is not None:
+            return labels
+    if isinstance(dataset, Subset):
+        labels = labels_of(dataset.dataset, known)
+        return None if labels is None else labels[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_of(part, known) for part in dataset.datasets]
+        found = [part for part in parts if part is not None]
+        return np.concatenate(found) if len(found) == len(parts) else None
+    tensors: Any = getattr(dataset, "tensors", ())
+    return as_classes(tensors[-1], num_items(dataset)) if len(tensors) > 1 else None
+
+
+def as_classes(values: Any, length: int) -> np.ndarray | None:
+    """Return the values as int64 ``(n,)`` if they are integers or booleans, one per sample; else None."""
+    if values is None or not hasattr(values, "__len__") or len(values) != length:
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iub" else None
+
+
+def natural_clients(values: Any, order: Callable[[str], Any] | None = None) -> tuple[np.ndarray, list[str]]:
+    """Number the natural clients of samples, in the sorted order of their names.
+
+    Args:
+        values: Client of each sample, numbers or strings ``(M,)``.
+        order: Key by which the names are sorted; None is the order of the values.
+
+    Returns:
+        The number of each sample's client, int64 ``(M,)``, and the names of the clients.
+
+    Raises:
+        ConfigurationError: A value is missing, or numbers and strings are mixed.
+
+    Example:
+        >>> natural_clients(["Romeo", "Juliet", "Romeo"])
+        (array([1, 0, 1]), ['Juliet', 'Romeo'])
+    """
+    array = np.asarray(values)
+    if array.dtype.kind in "fO":
+        # Of all values NaN alone differs from itself; pandas puts it where a value is missing.
+        missing = next((k for k, value in enumerate(array.tolist()) if value is None or value != value), None)
+        if missing is not None:
+            raise ConfigurationError(f"data.clients: sample {missing} has no client; give it one, or leave it out")
+    try:
+        names, numbers = np.unique(array, return_inverse=True)
+    except TypeError:
+        raise ConfigurationError("data.clients: found numbers and strings; give one kind of name") from None
+    found = [str(name) for name in names]
+    if order is not None:
+        by_key = sorted(range(len(found)), key=lambda number: order(found[number]))
+        numbers, found = np.argsort(by_key)[numbers], [found[number] for number in by_key]
+    return numbers.astype(np.int64), found
+
+
+def absolute_indices(dataset: Dataset | None) -> np.ndarray | None:
+    """Return the indices of the samples in the underlying data set, int64 ``(n,)``; None if they are all of it."""
+    if isinstance(dataset, ArrayDataset):
+        return None if dataset.indices is None else dataset.indices.numpy()
+    if isinstance(dataset, Subset):
+        indices, base = np.asarray(dataset.indices, dtype=np.int64), absolute_indices(dataset.dataset)
+        return indices if base is None else base[indices]
+    return None
+
+
+def identify(dataset: Dataset | None) -> bytes:
+    """Return bytes for a hash: the indices of a client's samples, or their number if there are no indices."""
+    indices = absolute_indices(dataset)
+    if indices is not None:
+        return b"indices" + indices.tobytes()
+    return b"size %d;" % (0 if dataset is None else num_items(dataset))

@@ -47,11 +47,19 @@ class LoadedData:
         """Whether the data bring test samples of their own."""
         return self.is_test is not None or self.shared_test is not None
 
-    def with_shared_test(self, is_test: np.ndarray) -> LoadedData:
-        """Return the data with the samples where ``is_test``, bool ``(M,)``, is true as shared test data."""
-        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    def with_test(self, is_test: np.ndarray, *, is_shared: bool) -> LoadedData:
+        """Return the data with the samples where ``is_test``, bool ``(M,)``, is true as test data.
+
+        Args:
+            is_test: Whether each sample is test data; nothing changes if none is.
+            is_shared: Whether the test data belong to no client.
+        """
+        if not is_shared:
+            self.is_test = is_test if is_test.any() else None
+        if not is_shared or not is_test.any():
+            return self
+        train, shared_test = np.flatnonzero(~is_test), take(self.dataset, np.flatnonzero(is_test))
         labels, clients = (None if values is None else values[train] for values in (self.labels, self.clients))
-        shared_test = take(self.dataset, test)
         return LoadedData(take(self.dataset, train), labels, clients, self.client_names, shared_test=shared_test)
 
 
@@ -134,8 +142,8 @@ class IndexedDataModule(FederatedDataModule):
         """Class of each sample of :attr:`source`, ``(M,)``; None if there are no classes."""
         return self._ready().labels
 
-    @property  # type: ignore[misc]
-    def num_clients(self) -> int:
+    @property
+    def num_clients(self) -> int:  # type: ignore[override]
         """Number of clients N; if the partitioner does not know it, as with natural clients, it needs ``setup``."""
         if self._loaded is None and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
@@ -227,18 +235,13 @@ class IndexedDataModule(FederatedDataModule):
                 "clients are not used (Natural takes them)."
             )
         values = data.clients if partitioner.needs_clients else data.labels
-        if values is None:
-            if partitioner.needs_clients:
-                raise ConfigurationError(
-                    f"data.partitioner: {name} takes natural clients, but the data has none; say which client each "
-                    "sample belongs to (data.clients), or give another partitioner, e.g. IID"
-                )
-            if partitioner.needs_labels:
-                raise ConfigurationError(
-                    f"data.partitioner: {name} splits by class, but the data has no integer labels; use IID, or give "
-                    "labels"
-                )
-            values = np.zeros(num_samples, dtype=np.int64)
+        if values is None and (partitioner.needs_clients or partitioner.needs_labels):
+            what = "natural client (data.clients)" if partitioner.needs_clients else "class, an integer (data.labels)"
+            raise ConfigurationError(
+                f"data.partitioner: {name} needs the {what} of each sample, which the data do not have; give it, or "
+                "another partitioner, e.g. IID"
+            )
+        values = np.zeros(num_samples, dtype=np.int64) if values is None else values
         parts = Partition.from_parts(partitioner(values, seeding.derive(self.split_seed, "partition")))
         if partitioner.num_clients not in (None, len(parts)):
             raise ConfigurationError(

@@ -16,8 +16,6 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data.datasets import (
     ArrayDataset,
-    BatchTransformDataset,
-    TransformedDataset,
     has_plain_rows,
     num_items,
 )
@@ -146,8 +144,6 @@ class ClientLoader:
     def __iter__(self) -> Iterator[Any]:
         if self.gathers:
             return chain.from_iterable(self.stretches())
-        if isinstance(self.dataset, BatchTransformDataset) and "collate_fn" not in self._options:
-            return self._finished(self.dataset)
         return iter(self._dataloader(self.dataset))
 
     def stretches(self) -> Iterator[Sequence[Any]]:
@@ -190,11 +186,7 @@ class ClientLoader:
         for chosen in _cut(rows[:total], size):
             yield [tensor.index_select(0, chosen) for tensor in tensors]
 
-    def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:
-        for step, batch in enumerate(self._dataloader(dataset.raw)):
-            yield dataset.finish(batch, self._augment_generator(dataset, step), self.device)
-
-    def _augment_generator(self, dataset: TransformedDataset, step: int) -> torch.Generator | None:
+    def _augment_generator(self, dataset: ArrayDataset, step: int) -> torch.Generator | None:
         is_augmented = dataset.augment is not None and self.sampler.seed is not None
         return self.sampler.generator("augment", step) if is_augmented else None
 

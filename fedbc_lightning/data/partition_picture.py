@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
 MAX_ANNOTATED_CELLS = 400
 MAX_NAMED_CLIENTS = 40
@@ -36,8 +36,6 @@ def draw(
             is drawn.
         names: Names of the clients; None shows their numbers.
     """
-    from matplotlib.figure import Figure  # takes half a second to import
-
     totals = sum(sizes.values(), np.zeros(1, dtype=np.int64))
     num_clients, many = len(totals), len(totals) > MAX_ROWS
     height = float(np.clip(1.7 + 0.22 * num_clients, 3.0, 7.0 if many else 9.5))
@@ -72,8 +70,6 @@ def png(figure: Figure) -> bytes:
     Args:
         figure: Figure of :func:`draw`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     figure.set_dpi(150)
     file = io.BytesIO()
     FigureCanvasAgg(figure).print_png(file)
@@ -82,9 +78,6 @@ def png(figure: Figure) -> bytes:
 
 def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, totals: np.ndarray) -> None:
     """Draw the samples of each class at each client; if there are many clients, the shares of the classes at some."""
-    from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
     (num_clients, num_classes), many = histogram.shape, len(totals) > MAX_ROWS
     shown, axes_title = histogram, "samples of each class"
     if many:
@@ -101,8 +94,11 @@ def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, totals: np.
         interpolation="nearest",
         extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
     )
-    axes.set_title(axes_title, fontsize=10, loc="left")
-    _style_classes(axes, num_classes, num_clients)
+    _style(axes, axes_title, "class")
+    axes.set_facecolor("#f5f5f5")
+    if num_classes <= 20:
+        axes.set_xticks(range(num_classes))
+    axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
     if num_clients <= 2 * MAX_NAMED_CLIENTS:
         axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
     if shown.size <= MAX_ANNOTATED_CELLS and not many:
@@ -119,18 +115,7 @@ def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, totals: np.
     bar.outline.set_visible(False)
 
 
-def _style_classes(axes: Axes, num_classes: int, num_clients: int) -> None:
-    axes.set_facecolor("#f5f5f5")
-    axes.set_xlabel("class", fontsize=9)
-    if num_classes <= 20:
-        axes.set_xticks(range(num_classes))
-    axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
-    _bare(axes)
-
-
 def _draw_bars(axes: Axes, sizes: Mapping[str, np.ndarray], totals: np.ndarray) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     num_clients = len(totals)
     left = np.zeros(num_clients)
     for split, amounts in sizes.items():
@@ -144,12 +129,11 @@ def _draw_bars(axes: Axes, sizes: Mapping[str, np.ndarray], totals: np.ndarray) 
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
                 handlelength=1.0, columnspacing=1.0)  # fmt: skip
-    _style_sizes(axes)
+    _style(axes, "samples of each client", "samples")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
-    from matplotlib.ticker import NullFormatter
-
     in_order = np.sort(totals)
     points = np.unique(np.linspace(0, len(totals) - 1, MAX_POINTS).astype(np.int64))
     axes.fill_betweenx(points, np.maximum(in_order[points], 0.5), 0.5, color=SPLIT_COLORS["test"], linewidth=0)
@@ -162,17 +146,12 @@ def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    _style_sizes(axes)
-    axes.set_xlabel("samples (log scale)", fontsize=9)
-
-
-def _style_sizes(axes: Axes) -> None:
+    _style(axes, "samples of each client", "samples (log scale)")
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("samples", fontsize=9)
-    axes.set_title("samples of each client", fontsize=10, loc="left")
-    _bare(axes)
 
 
-def _bare(axes: Axes) -> None:
+def _style(axes: Axes, title: str, label: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(label, fontsize=9)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, labelsize=8)

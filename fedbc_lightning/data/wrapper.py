@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,16 +10,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import default_collate
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
@@ -28,11 +19,9 @@ from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.private_lightning import HPARAMS
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
-from fedbc_lightning.data.datasets import join, num_items
+from fedbc_lightning.data.datasets import as_classes, join, labels_of, natural_clients, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
-from fedbc_lightning.data.labels import as_classes, labels_of, natural_clients
 from fedbc_lightning.data.loading import ClientLoader
-from fedbc_lightning.data.splits import SplitOrder
 from fedbc_lightning.partition import Partitioner
 
 
@@ -57,20 +46,11 @@ class PartitionedDataModule(IndexedDataModule):
         labels: Class of each sample of the (pooled) training data, integers ``(M,)``.
         clients: Natural client of each sample of the (pooled) training data, numbers or strings ``(M,)``; the
             partitioner :class:`~fedbc_lightning.partition.Natural` keeps all or some of these clients.
-        split_order: How test samples are chosen with ``test="split"``, see
-            :func:`~fedbc_lightning.data.splits.train_test_split`.
         test_fraction: Fraction of each client's samples that are its test data with ``test="split"``, in (0, 1).
-        seed: Seed of partition and splits; None is the seed of ``seed_everything``.
         batch_size: Number of samples per training batch; None is the training loader's, or 32 for a Dataset.
         eval_batch_size: Number of samples per evaluation batch; None is the test (or validation) loader's, or 512.
-        val_fraction: Fraction of each client's training samples held out for validation, in [0, 1).
-        heldout_clients: Clients that never train, see :class:`~fedbc_lightning.data.FederatedDataModule`.
-        num_workers: Number of worker processes per DataLoader of a Dataset; a LightningDataModule's loader has its own.
-        collate_fn: Function that makes a batch of a Dataset's samples; a LightningDataModule's loader has its own.
-        drop_last: Whether a Dataset's last training batch is left out if it is not full; a LightningDataModule's loader
-            has its own setting.
-        keep_on_device: Whether in-memory data are copied to the device, see
-            :class:`~fedbc_lightning.data.FederatedDataModule`.
+        **kwargs: Further arguments of :class:`~fedbc_lightning.data.IndexedDataModule`. The loader of a
+            LightningDataModule determines ``num_workers``, ``pin_memory``, ``collate_fn`` and ``drop_last``.
 
     Raises:
         ConfigurationError: The data cannot be federated (an IterableDataset, several loaders, a sampler or batch
@@ -94,53 +74,36 @@ class PartitionedDataModule(IndexedDataModule):
         pool: bool = False,
         labels: Sequence[int] | None = None,
         clients: Sequence[int | str] | None = None,
-        split_order: SplitOrder = "shuffled",
         test_fraction: float = 0.2,
-        seed: int | None = None,
         batch_size: int | None = None,
         eval_batch_size: int | None = None,
-        val_fraction: float = 0.0,
-        heldout_clients: int | float | list[str | int] | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[list], Any] | None = None,
-        drop_last: bool = False,
-        keep_on_device: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         is_module = isinstance(data, AnyDataModule)
         test = test or ("shared" if is_module else "split")
         _check_arguments(data, test, pool)
-        loader = {"data.drop_last": drop_last, "data.num_workers": num_workers, "data.collate_fn": collate_fn}
-        given = [name for name, value in loader.items() if value]
+        given = [name for name in ("drop_last", "num_workers", "collate_fn", "pin_memory") if kwargs.get(name)]
         if is_module and given:
             raise ConfigurationError(
-                f"{given[0]}: it is taken from the train_dataloader of {type(data).__name__}; leave it out here"
+                f"data.{given[0]}: it is taken from the train_dataloader of {type(data).__name__}; leave it out here"
             )
         if partitioner is None and clients is None:
             raise ConfigurationError("data.partitioner: give one, e.g. Dirichlet, or clients, one per sample")
         super().__init__(
             partitioner,
             test_fraction=test_fraction if test == "split" else None,
-            split_order=split_order,
             batch_size=32 if batch_size is None else batch_size,
             eval_batch_size=512 if eval_batch_size is None else eval_batch_size,
-            val_fraction=val_fraction,
-            heldout_clients=heldout_clients,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            keep_on_device=keep_on_device,
-            seed=seed,
+            **kwargs,
         )
-        self.data = data
-        self.test = test
-        self.pool = pool
-        self._given_labels = labels
-        self._given_clients = clients
-        self._given_batch_size = batch_size
-        self._given_eval_batch_size = eval_batch_size
+        self.data, self.test, self.pool = data, test, pool
+        self._given_labels, self._given_clients = labels, clients
+        self._given_batch_size, self._given_eval_batch_size = batch_size, eval_batch_size
         self._shared: dict[str, DataLoader] = {}
         if isinstance(data, AnyDataModule):
-            self._forward_transfer_hooks(data)
+            for name in TRANSFER_HOOKS:
+                if overrides(data, name, DataHooks):  # forwarding the others would hide the model's hooks
+                    setattr(self, name, getattr(data, name))
 
     def __getattr__(self, name: str) -> Any:
         """Look up other attributes in the wrapped module, so that ``self.trainer.datamodule.num_classes`` works."""
@@ -196,8 +159,7 @@ class PartitionedDataModule(IndexedDataModule):
 
     def _take_train_loader(self, data: LightningDataModule) -> Dataset:
         name = f"{type(data).__name__}.train_dataloader"
-        loader = check_loader(data.train_dataloader(), name)
-        check_sampler(loader, name)
+        loader = check_loader(data.train_dataloader(), name, is_training=True)
         if self._given_batch_size is None:
             self.batch_size = loader.batch_size or 1
         self.drop_last = loader.drop_last
@@ -238,7 +200,7 @@ class PartitionedDataModule(IndexedDataModule):
         """Return a loader of :meth:`pooled_dataset`; shared data are collated as by the wrapped module's loader."""
         shared = self._shared_loader(split)
         options = None if shared is None else loader_options(shared)
-        return self._eval_loader(self.pooled_dataset(split), device, options)
+        return self._eval_loader(self.pooled_dataset(split), device, options=options)
 
     def _shared_loader(self, split: str) -> DataLoader | None:
         return None if split == "val" and self.val_fraction else self._shared.get(split)
@@ -251,59 +213,32 @@ class PartitionedDataModule(IndexedDataModule):
             if labels is None:
                 raise ConfigurationError(f"data.labels: give one integer for each of the {num_items(source)} samples")
             return labels
-        labels = labels_of(source)
-        if labels is not None:
-            return labels
-        if self.partitioner.needs_labels:
-            return read_labels(source)
         # Stratified test and validation parts need classes, even if the partitioner does not.
         is_split = self.val_fraction or (self.test_fraction is not None and self.split_order == "shuffled")
-        return _labels_if_any(source) if is_split else None
-
-    # transfer hooks
-
-    def _forward_transfer_hooks(self, data: LightningDataModule) -> None:
-        """Take over the transfer hooks that the module overrides; forwarding others would hide the model's hooks."""
-        for name in TRANSFER_HOOKS:
-            if overrides(data, name, DataHooks):
-                setattr(self, name, getattr(data, name))
+        labels = labels_of(source)
+        return read_labels(source) if labels is None and (self.partitioner.needs_labels or is_split) else labels
 
 
-def read_labels(dataset: Dataset) -> np.ndarray:
+def read_labels(dataset: Dataset) -> np.ndarray | None:
     """Read the class of every sample, its second entry, in one pass; a terminal shows a progress bar.
 
     Returns:
-        The classes, int64 ``(M,)``.
-
-    Raises:
-        ConfigurationError: A sample has no integer label.
+        The classes, int64 ``(M,)``; None if a sample has no integer label.
     """
-    positions = shown_progress(range(num_items(dataset)), "reading labels")
-    try:
-        # A data set may augment what it reads; its draws must not move those of the training.
-        with seeding.preserved_globals(torch.device("cpu")):
-            labels = as_classes([_as_number(dataset[position][1]) for position in positions], num_items(dataset))
-        if labels is None:
-            raise TypeError("the labels are no integers")
-    except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise ConfigurationError(
-            f"data.labels: a sample of {type(dataset).__name__} is not a pair (input, integer label) "
-            f"({type(error).__name__}: {error}); give labels, one integer per sample"
-        ) from error
-    return labels
-
-
-def _labels_if_any(dataset: Dataset) -> np.ndarray | None:
-    """Read the classes with :func:`read_labels`, or return None if a sample has no integer label."""
-    with suppress(ConfigurationError):
-        # One sample first: data without classes are not read as a whole to find that out.
-        read_labels(Subset(dataset, [0]))
-        return read_labels(dataset)
-    return None
-
-
-def _as_number(label: Any) -> Any:
-    return label.tolist() if isinstance(label, (Tensor, np.ndarray)) else label
+    labels = []
+    # A data set may augment what it reads; its draws must not move those of the training.
+    with seeding.preserved_globals(torch.device("cpu")):
+        for position in shown_progress(range(num_items(dataset)), "reading labels"):
+            sample = dataset[position]
+            try:
+                label = sample[1]
+            except (TypeError, KeyError, IndexError):
+                return None
+            label = label.tolist() if isinstance(label, (Tensor, np.ndarray)) else label
+            if not isinstance(label, (int, np.integer)):  # data without classes are not read as a whole to find it out
+                return None
+            labels.append(label)
+    return as_classes(labels, len(labels))
 
 
 def _check_arguments(data: Any, test: str, pool: bool) -> None:
@@ -314,7 +249,7 @@ def _check_arguments(data: Any, test: str, pool: bool) -> None:
             f"data: got {name}, whose samples cannot be split over clients; give a LightningDataModule or a Dataset "
             "that has __getitem__ and __len__"
         )
-    if test not in ("shared", "split") or (test == "shared" and not is_module):
+    if test not in ("shared", "split") or (not is_module and test == "shared"):
         raise ConfigurationError(
             f"data.test={test!r}: give 'split', or 'shared' if a LightningDataModule has test data"
         )
@@ -322,50 +257,40 @@ def _check_arguments(data: Any, test: str, pool: bool) -> None:
         raise ConfigurationError("data.pool: joins the test data of a LightningDataModule; it needs test='split'")
 
 
-def check_loader(loader: Any, name: str) -> DataLoader:
-    """Return ``loader`` after checking that it is one plain DataLoader over a map-style data set.
+def check_loader(loader: Any, name: str, *, is_training: bool = False) -> DataLoader:
+    """Return ``loader`` after checking that its batches can be made inside each client.
 
     Args:
         loader: Object that a method of the user's data module returned.
         name: Name of that method, for the message.
+        is_training: Whether its samples are to be split over clients.
 
     Raises:
-        ConfigurationError: The loader cannot be federated.
+        ConfigurationError: It is not one plain DataLoader over a map-style data set or, for training, does not make
+            batches of a fixed size of all samples, shuffled or in order.
     """
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
+    kinds, is_plain = "", False
+    if isinstance(loader, DataLoader):
+        sampler: Any = loader.sampler
+        kinds = ", ".join(type(part).__name__ for part in (loader.dataset, sampler, loader.batch_sampler))
         # A subclass with its own __iter__ makes batches that the clients' loaders would not
-        or type(loader).__iter__ is not DataLoader.__iter__
-    ):
-        what = f" of a {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
+        is_plain = type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
+        if is_plain and is_training:
+            is_plain = (
+                loader.batch_size is not None
+                and type(loader.batch_sampler) is BatchSampler
+                # Exactly these classes, because a subclass may draw in a way of its own
+                and type(sampler) in (RandomSampler, SequentialSampler)
+                and not getattr(sampler, "replacement", False)
+                and len(sampler) == num_items(loader.dataset)
+            )
+    if not is_plain:
         raise ConfigurationError(
-            f"data: {name} returns a {type(loader).__name__}{what}; return one plain DataLoader of a map-style Dataset "
-            "(a ConcatDataset at need), whose samples can be split over clients"
+            f"data: {name} returns a {type(loader).__name__}{f' with {kinds}' * bool(kinds)}, whose batches cannot be "
+            "made inside each client; return one DataLoader of a map-style Dataset (a ConcatDataset at need) with a "
+            "batch_size and shuffle=True or False"
         )
     return loader
-
-
-def check_sampler(loader: DataLoader, name: str) -> None:
-    """Check that a loader makes batches of a fixed size of all samples, shuffled or in order.
-
-    Args:
-        loader: Loader that the user's data module returned.
-        name: Name of the method that returned it, for the message.
-
-    Raises:
-        ConfigurationError: The loader draws batches or samples in another way.
-    """
-    sampler: Any = loader.sampler
-    is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    # Exactly these classes, because a subclass may draw in a way of its own
-    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
-    if not is_batched or not is_plain or len(sampler) != num_items(loader.dataset):
-        kinds = f"{type(sampler).__name__} and {type(loader.batch_sampler).__name__}"
-        raise ConfigurationError(
-            f"data: {name} draws with {kinds}, which cannot be kept inside a client: there each sample is seen once "
-            "per epoch, in batches of one size; give a batch_size and shuffle=True or False"
-        )
 
 
 def loader_options(loader: DataLoader) -> dict[str, Any]:

@@ -229,9 +229,11 @@ class BaseEngine(ABC):
         """Take plain steps from the loaded model on the first samples of a client, for its evaluation."""
         bench = self.bench
         user, layout = bench.user, bench.layout
-        batch = bench.datamodule.first_batch(client, fine_tuning.split, fine_tuning.batch_size, device=user.device)
-        if batch is None:
+        split, size = fine_tuning.split, fine_tuning.batch_size
+        batches = bench.datamodule.fixed_batches(client, split, size, device=user.device)
+        if batches is None:
             return
+        batch = next(iter(batches))
         # Fine-tuning is for one client's evaluation: what its forward passes do to BatchNorm must not last.
         buffers, counts = layout.read_buffers(), layout.read_counters()
         w = bench.row.to(layout.master_dtype)[None]

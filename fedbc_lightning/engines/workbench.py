@@ -208,8 +208,10 @@ class Workbench:
 
     def train_loaders(self, clients: Sequence[int]) -> ClientLoaders:
         """Return the loaders of clients' training data in the current round, each made when it is asked for."""
-        make = self.datamodule.client_train_dataloaders
-        return make(clients, self.round, seed=self.seed, device=self.user.device)
+        make = self.datamodule.client_dataloaders
+        loaders = make(clients, "train", self.round, seed=self.seed, device=self.user.device)
+        assert loaders is not None  # every client that trains has samples
+        return loaders
 
     def components(self, client: int) -> list[Any]:
         """Return a client's training data in fixed batches, in its own order; they are kept for the run."""

@@ -202,7 +202,7 @@ class SingleModels:
     def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
         """Return the loaders of K clients' data; None if one of them has none."""
         device = self.engine.bench.user.device
-        return self.datamodule.client_eval_dataloaders(clients, split, device=device)
+        return self.datamodule.client_dataloaders(clients, split, device=device)
 
     def loader(self, split: str, client: int) -> Any:
         """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""

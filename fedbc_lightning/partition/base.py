@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, overload
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -83,13 +83,7 @@ class Partition(Sequence[np.ndarray]):
         by_client = by_client[sizes[0] :]
         return cls.from_sizes(by_client if order is None else order[by_client], sizes[1:])
 
-    @overload
-    def __getitem__(self, client: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[np.ndarray]: ...
-    def __getitem__(self, client: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(client, slice):
-            return [self[i] for i in range(*client.indices(len(self)))]
+    def __getitem__(self, client: int) -> np.ndarray:  # type: ignore[override]
         if not -len(self) <= client < len(self):
             raise IndexError(f"client {client} of {len(self)}")
         client %= len(self)
@@ -177,14 +171,10 @@ class Partition(Sequence[np.ndarray]):
             seed: Seed that the partition was drawn with; None is not stored.
             label_histogram: Number of samples of each class at each client, integers ``(N, num_classes)``.
         """
-        contents: dict[str, Any] = {
-            **{"indices": self.indices, "offsets": self.offsets, "num_samples": np.int64(num_samples)},
-            **({} if seed is None else {"seed": np.int64(seed)}),
-            **({} if label_histogram is None else {"label_histogram": label_histogram}),
-            "hash": np.array(self.hash()),
-        }
+        known = {"num_samples": num_samples, "seed": seed, "label_histogram": label_histogram, "hash": self.hash()}
+        contents: Any = {name: np.asarray(value) for name, value in known.items() if value is not None}
         with Path(path).open("wb") as file:
-            np.savez_compressed(file, **contents)
+            np.savez_compressed(file, indices=self.indices, offsets=self.offsets, **contents)
 
     @classmethod
     def load(cls, path: str | Path) -> SavedPartition:
@@ -264,25 +254,19 @@ class Partitioner(ABC):
         """
 
 
-def check_enough_samples(num_samples: int, num_clients: int, least: int = 1, argument: str = "min_samples") -> None:
+def check_enough_samples(num_samples: int, num_clients: int, least: int = 1) -> None:
     """Check that there are ``least`` samples for every client.
 
     Args:
         num_samples: Number of samples M.
         num_clients: Number of clients N.
         least: Number of samples that each client needs.
-        argument: Name of the argument that gives ``least``, for the message.
 
     Raises:
         ConfigurationError: There are fewer samples.
     """
-    if num_clients > num_samples:
-        raise ConfigurationError(
-            f"data.partitioner.num_clients={num_clients}: the data has only {num_samples} samples; give at most "
-            f"{num_samples} clients"
-        )
     if num_clients * least > num_samples:
         raise ConfigurationError(
-            f"data.partitioner.{argument}={least}: num_clients={num_clients} clients need {num_clients * least} "
-            f"samples, the data has {num_samples}; give at most {num_samples // num_clients}"
+            f"data.partitioner.num_clients={num_clients}: with {least} or more each, they need {num_clients * least} "
+            f"samples, the data has {num_samples} samples; give at most {num_samples // least} clients"
         )

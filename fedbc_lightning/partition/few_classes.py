@@ -66,12 +66,11 @@ class ClassesPerClient(Partitioner):
         held = _draw_held(num_holders, self.num_clients, self.classes_per_client, rng).ravel()
         # The class is the whole part, and the random fraction shuffles its places.
         holders = np.argsort(held + rng.random(len(held))) // self.classes_per_client
-        parts = []
-        for size, number in zip(class_sizes, num_holders, strict=True):
-            if self.size_spread:
-                parts.append(apportion(size, rng.lognormal(0.0, self.size_spread, number)))
-            else:
-                parts.append(equal_sizes(size, number))
+        spread = self.size_spread
+        parts = [
+            apportion(size, rng.lognormal(0.0, spread, number)) if spread else equal_sizes(size, number)
+            for size, number in zip(class_sizes, num_holders, strict=True)
+        ]
         return Partition.from_owners(np.repeat(holders, np.concatenate(parts)), self.num_clients, by_class)
 
 
@@ -160,7 +159,7 @@ class Shards(Partitioner):
             ConfigurationError: There are more shards than samples.
         """
         rng = np.random.default_rng(seed)
-        check_enough_samples(len(values), self.num_clients, self.shards_per_client, "shards_per_client")
+        check_enough_samples(len(values), self.num_clients, self.shards_per_client)
         num_shards = self.num_clients * self.shards_per_client
         by_class, _ = shuffled_by_class(values, rng)
         # Each client stands k times in it, at random places

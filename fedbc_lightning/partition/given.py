@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -115,21 +114,25 @@ class Explicit(Partitioner):
             ConfigurationError: The file was made for other data.
         """
         saved, partition = self._saved, self._partition
-        if saved is not None and saved.num_samples != len(values):
+        if saved is not None and not self._fits(saved, values):
             raise self._refuse(
-                f"it splits {saved.num_samples} samples, the data has {len(values)}; use the data it was made for"
+                f"it splits {saved.num_samples} samples of other data than these {len(values)}: their number or the "
+                "clients' classes differ; use the data it was made for, in the same order"
             )
         try:
             partition.check(len(values), complete=False)
         except ConfigurationError as error:
             raise self._refuse(str(error)) from None
-        # Data of the same size in another order pass all checks so far; only their classes give them away. Values are
-        # all 0 if the data have no classes.
-        if saved is not None and saved.label_histogram is not None and values.any():
-            found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
-            if found is None or not np.array_equal(found, saved.label_histogram):
-                raise self._refuse("its clients had other classes; use the data it was made for, in the same order")
         return partition
+
+    def _fits(self, saved: SavedPartition, values: np.ndarray) -> bool:
+        """Return whether data have the number of samples, and each client the classes, for which a file was saved."""
+        if saved.num_samples != len(values) or saved.label_histogram is None or not values.any():
+            return saved.num_samples == len(values)  # values are all 0 if the data have no classes
+        # Data of the same size in another order pass all other checks; only their classes give them away.
+        partition = saved.partition
+        found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
+        return found is not None and np.array_equal(found, saved.label_histogram)
 
     def _refuse(self, what: str) -> ConfigurationError:
         return ConfigurationError(f"data.partitioner.path='{self.path}': {what}")
@@ -153,8 +156,7 @@ def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # Of a name that stands twice, json keeps the last value without a word: the first client's samples would be lost.
     parts = dict(pairs)
     if len(parts) < len(pairs):
-        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"client {name!r} stands in it twice")
+        raise ValueError("a client stands in it twice")
     return parts
 
 
@@ -216,11 +218,9 @@ class Flower(Partitioner):
                 partitioner.dataset = Dataset.from_dict({label_column: values[order], SAMPLE_COLUMN: order})
                 num_clients = partitioner.num_partitions
                 check_enough_samples(len(values), num_clients)
-                parts = [partitioner.load_partition(client) for client in range(num_clients)]
-        except ValueError as error:
+                parts = [partitioner.load_partition(client).with_format("numpy") for client in range(num_clients)]
+                return Partition.from_parts([np.asarray(part[SAMPLE_COLUMN][:]) for part in parts])
+        except (ValueError, KeyError) as error:  # KeyError: the partitioner splits columns in place of samples
             raise ConfigurationError(
-                f"data.partitioner: {name} of flwr-datasets: {' '.join(str(error).split())}"
+                f"data.partitioner: {name} of flwr-datasets: {' '.join(str(error).split())}; give another partitioner"
             ) from None
-        if any(SAMPLE_COLUMN not in part.column_names for part in parts):
-            raise ConfigurationError(f"data.partitioner: {name} splits columns, not samples; give another partitioner")
-        return Partition.from_parts([np.asarray(part.with_format("numpy")[SAMPLE_COLUMN][:]) for part in parts])

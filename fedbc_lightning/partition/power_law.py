@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,8 +14,6 @@ from fedbc_lightning.core.checks import FINITE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import check_num_classes, shuffled_by_class
-
-CLIENTS_PER_BLOCK = 4096  # bounds the memory of the orders of classes, which are drawn for so many clients at once
 
 
 class PowerLaw(Partitioner):
@@ -77,24 +75,35 @@ class PowerLaw(Partitioner):
         """
         seed = seed if self.seed is None else self.seed
         sizes = power_law_sizes(len(values), self.num_clients, self.exponent)
-        is_public, num_classes = self.style == "public", len(np.unique(values))
-        check_num_classes(self.classes_per_client, num_classes)
-        classes = list(range(num_classes))
+        is_public, class_sizes = self.style == "public", np.unique(values, return_counts=True)[1]
+        check_num_classes(self.classes_per_client, len(class_sizes))
+        classes, left = list(range(len(class_sizes))), class_sizes.tolist()
+        orders: Iterator[list[int]]
         if is_public:
             by_class = np.argsort(values, kind="stable")
             orders = _shuffled_again(random.Random(seed), classes)
         else:
             rng = np.random.default_rng(seed)
             by_class, _ = shuffled_by_class(values, rng)
-            orders = _independent_orders(rng, self.num_clients, num_classes)
-        filling = _Filling(sizes, self.classes_per_client, np.unique(values, return_counts=True)[1])
-        filling.fill(orders)
+            orders = (rng.permutation(len(classes)).tolist() for _ in sizes)
+        # Client, class and number of samples of each gift, in the order of filling. Samples are counted only, in an
+        # array: a Python object for each gift would take more memory than the data of many small clients.
+        gifts = array("q")
+        for client, (size, order) in enumerate(zip(sizes.tolist(), orders, strict=False)):
+            at_most = -(-size // self.classes_per_client)
+            for label in order:
+                if given := min(at_most, left[label], size):
+                    gifts.extend((client, label, given))
+                    left[label], size = left[label] - given, size - given
+                if not size:
+                    break
         # The public code goes through the classes in the last order of its list, which has been shuffled in place, and
         # the largest client takes the first of the samples that are left; in the own style it takes the last ones.
         for label in classes:
-            takers = _hand_out(filling.left[label], self.num_clients, self.exponent)
-            filling.give(label, takers if is_public else reversed(takers))
-        return filling.deal(by_class)
+            takers = _hand_out(left[label], self.num_clients, self.exponent)
+            for client, given in takers if is_public else reversed(takers):
+                gifts.extend((client, label, given))
+        return _deal(by_class, np.array(gifts).reshape(-1, 3), self.num_clients)
 
 
 def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.ndarray:
@@ -132,13 +141,6 @@ def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.n
     return sizes
 
 
-def _independent_orders(rng: np.random.Generator, num_clients: int, num_classes: int) -> Iterator[list[int]]:
-    """Yield one random order of the classes for each client."""
-    for start in range(0, num_clients, CLIENTS_PER_BLOCK):
-        num_rows = min(CLIENTS_PER_BLOCK, num_clients - start)
-        yield from rng.permuted(np.tile(np.arange(num_classes), (num_rows, 1)), axis=1).tolist()
-
-
 def _shuffled_again(rng: random.Random, classes: list[int]) -> Iterator[list[int]]:
     """Shuffle the same list in place before each client, and yield it."""
     while True:
@@ -146,69 +148,26 @@ def _shuffled_again(rng: random.Random, classes: list[int]) -> Iterator[list[int
         yield classes
 
 
-class _Filling:
-    """Clients that are being filled with samples, which so far are counted only.
+def _deal(by_class: np.ndarray, gifts: np.ndarray, num_clients: int) -> Partition:
+    """Return the partition in which each gift takes the next samples of its class.
 
     Args:
-        sizes: Size s_k of each client ``(N,)``.
-        classes_per_client: Number of classes per client C.
-        class_sizes: Number of samples of each class ``(num_classes,)``.
-
-    Attributes:
-        left: Number of samples of each class that nobody has got yet.
+        by_class: Sample indices ordered by class, ``(M,)``.
+        gifts: Client, class and number of samples of each gift, ``(G, 3)``; the numbers sum to M.
+        num_clients: Number of clients N.
     """
-
-    def __init__(self, sizes: np.ndarray, classes_per_client: int, class_sizes: np.ndarray) -> None:
-        self.sizes, self.classes_per_client = sizes, classes_per_client
-        self.left: list[int] = class_sizes.tolist()
-        self._gifts = array("q"), array("q"), array("q")  # client, class, number of samples, in the order of filling
-
-    def fill(self, orders: Iterable[list[int]]) -> None:
-        """Fill the clients, the smallest first, each from the classes in its order, ⌈s_k / C⌉ of a class at most."""
-        for client, (size, order) in enumerate(zip(self.sizes.tolist(), orders, strict=False)):
-            at_most = -(-size // self.classes_per_client)
-            for label in order:
-                given = min(at_most, self.left[label], size)
-                if given:
-                    self.left[label] -= given
-                    size -= given
-                    self._record(client, label, given)
-                if not size:
-                    break
-
-    def give(self, label: int, takers: Iterable[tuple[int, int]]) -> None:
-        """Give samples of a class to clients in turn.
-
-        Args:
-            label: The class.
-            takers: Clients and numbers of samples.
-        """
-        for client, given in takers:
-            self.left[label] -= given
-            self._record(client, label, given)
-
-    def _record(self, *gift: int) -> None:
-        for column, value in zip(self._gifts, gift, strict=True):
-            column.append(value)
-
-    def deal(self, by_class: np.ndarray) -> Partition:
-        """Return the partition; all samples of every class must have been given.
-
-        Args:
-            by_class: Sample indices ordered by class, ``(M,)``; each gift takes the next ones of its class.
-        """
-        clients, classes, counts = (np.array(column) for column in self._gifts)
-        order = np.argsort(classes, kind="stable")
-        starts = np.empty_like(counts)  # place in by_class at which each gift begins
-        starts[order] = np.cumsum(counts[order]) - counts[order]
-        order = np.argsort(clients, kind="stable")
-        starts, counts = starts[order], counts[order]
-        # Position k of the result is in the gift that covers it: the gift's start, moved by k minus the gift's end
-        shift = starts - (np.cumsum(counts) - counts)
-        positions = np.repeat(shift, counts) + np.arange(len(by_class))
-        sizes = np.zeros(len(self.sizes), dtype=np.int64)
-        np.add.at(sizes, clients[order], counts)
-        return Partition.from_sizes(by_class[positions], sizes)
+    clients, classes, counts = gifts.T
+    order = np.argsort(classes, kind="stable")
+    starts = np.empty_like(counts)  # place in by_class at which each gift begins
+    starts[order] = np.cumsum(counts[order]) - counts[order]
+    order = np.argsort(clients, kind="stable")
+    starts, counts = starts[order], counts[order]
+    # Position k of the result is in the gift that covers it: the gift's start, moved by k minus the gift's end
+    shift = starts - (np.cumsum(counts) - counts)
+    positions = np.repeat(shift, counts) + np.arange(len(by_class))
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    np.add.at(sizes, clients[order], counts)
+    return Partition.from_sizes(by_class[positions], sizes)
 
 
 def _hand_out(left: int, num_clients: int, exponent: float) -> list[tuple[int, int]]:

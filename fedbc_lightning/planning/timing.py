@@ -43,7 +43,7 @@ class EvaluationTime(NamedTuple):
 def time_evaluation(
     federation: Federation, evaluator: Evaluator, splits: list[str], num_processes: int
 ) -> EvaluationTime:
-    """Measure an evaluation of z of round 0; the module holds this z afterwards, too.
+    """Measure an evaluation of z of round 0, without fine-tuning; the module holds this z afterwards, too.
 
     Args:
         federation: A federation that has been set up, in one process.
@@ -76,7 +76,6 @@ def time_evaluation(
                 evaluator.one_by_one([("global", -1)], what)
                 seconds = time.perf_counter() - started
             total, longest = total + seconds, max(longest, seconds)
-    total += _time_fine_tuning(evaluator, evaluator.measurements(splits, models, 0))
     if total < MAX_EVALUATION_SECONDS and federation.engine.mapped_evaluation("test") is not None:
         for _ in range(2):  # the first mapped evaluation does the clients one after another as well
             started = time.perf_counter()
@@ -85,21 +84,6 @@ def time_evaluation(
     federation.load_global()
     # Clients are dealt to the processes, but the pooled data are evaluated by one of them.
     return EvaluationTime(max(total / num_processes, longest), num_values, num_metrics)
-
-
-def _time_fine_tuning(evaluator: Evaluator, wanted: Sequence[Measurement]) -> float:
-    """Estimate the seconds of fine-tuning on held-out clients, from the first of the clients that train together."""
-    fine_tuned = evaluator.fine_tuned
-    if not fine_tuned.num_steps or not wanted or not evaluator.heldout_ids:
-        return 0.0
-    seconds = count = 0.0
-    for cohort in fine_tuned.cohorts():
-        started = time.perf_counter()
-        fine_tuned.evaluate_cohort(cohort, wanted)
-        seconds, count = seconds + time.perf_counter() - started, count + len(cohort)
-        if seconds > MAX_EVALUATION_SECONDS:
-            break
-    return seconds * len(evaluator.heldout_ids) / count
 
 
 def _evaluate_some(evaluator: Evaluator, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:

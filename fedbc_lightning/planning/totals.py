@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import resource
 import sys
 import time
 from collections import Counter
-from typing import IO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -173,20 +174,16 @@ def checkpoint_bytes(run: Run) -> int:
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
     content = run_checkpoint(run, hyper_parameters(run), states_of_users(run), no_rows, is_last=True)
-    torch.save(content, cast("IO[bytes]", sink))
+    torch.save(content, sink)
     return sink.size
 
 
-class _Counting(io.RawIOBase):
+class _Counting(io.BytesIO):
     """A file that counts the bytes written to it and keeps none."""
 
     size = 0
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         """Count the bytes."""
         length = memoryview(data).nbytes
         self.size += length
@@ -194,11 +191,7 @@ class _Counting(io.RawIOBase):
 
 
 def peak_memory() -> int:
-    """Return the bytes that this process held at its peak; 0 where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
+    """Return the bytes that this process held at its peak."""
     # Linux counts kibibytes, macOS bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

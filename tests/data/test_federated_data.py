@@ -1,7 +1,6 @@
 """FederatedDataModule: what follows from the three things that a subclass gives."""
 
 import lightning
-import numpy as np
 import pytest
 import torch
 from helpers.boring import Hidden
@@ -11,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, FederatedDataModule
+from fedbc_lightning.data.loading import ClientLoaders, LoadersOnDemand
 
 SIZES = (10, 3, 25)
 
@@ -39,23 +39,6 @@ class Toy(FederatedDataModule):
         inputs = torch.arange(start, start + size, dtype=torch.float32)
         dataset = TensorDataset(inputs, torch.arange(size) % 3)
         return Hidden(dataset) if self.hide else dataset
-
-
-class Counted(FederatedDataModule):
-    """Knows the number of its clients only when it is made."""
-
-    def __init__(self, num_clients):
-        self.num_clients = num_clients
-        super().__init__()
-
-
-def test_the_number_of_clients_may_be_set_where_no_class_derives_it():
-    assert (Counted(3).num_clients, Counted(2).num_clients) == (3, 2)
-    with pytest.raises(ConfigurationError, match="FederatedDataModule has no num_clients; set it"):
-        FederatedDataModule().num_clients  # noqa: B018
-    data = Toy()
-    with pytest.raises(AttributeError, match="num_clients"):
-        data.num_clients = 3
 
 
 def inputs_of(loader):
@@ -140,10 +123,6 @@ def test_impossible_arguments(arguments, words):
 def test_wrong_questions():
     with pytest.raises(IndexError, match="client 3 of 3"):
         Toy().client_dataset(3, "train")
-    with pytest.raises(ValueError, match="'training'"):
-        Toy().client_dataset(0, "training")
-    with pytest.raises(ConfigurationError, match="num_clients"):
-        _ = FederatedDataModule().num_clients
 
 
 def test_augmenting_with_a_collate_fn_is_refused():
@@ -161,28 +140,22 @@ def test_a_collate_fn_makes_the_batches():
     assert sorted(batches[0]["inputs"]) == [100, 101, 102]
 
 
+class Rows(Toy):
+    def client_train_dataset(self, client):
+        return Subset(ALL, self.sizes)
+
+
+ALL = TensorDataset(torch.arange(40.0), torch.arange(40) % 2)
+
+
 def test_hash_and_histogram():
+    assert Rows(sizes=(0, 1), tests=0).partition_hash() != Rows(sizes=(0, 2), tests=0).partition_hash()
     data = Toy()
     assert len(data.partition_hash()) == 64
     assert Toy().partition_hash() == data.partition_hash()
     assert Toy(sizes=(10, 4, 24)).partition_hash() != data.partition_hash()
     assert data.label_histogram().tolist() == [[5, 4, 3], [1, 1, 1], [10, 9, 8]]
     assert Toy(hide=True).label_histogram() is None
-
-
-def test_hash_tells_index_arrays_apart():
-    class Rows(Toy):
-        shift = 0
-
-        def client_train_dataset(self, client):
-            return Subset(ALL, np.arange(client * 5 + self.shift, client * 5 + 5 + self.shift))
-
-    first, second = Rows(tests=0), Rows(tests=0)
-    second.shift = 1
-    assert first.partition_hash() != second.partition_hash()
-
-
-ALL = TensorDataset(torch.arange(40.0), torch.arange(40) % 2)
 
 
 class Mean(LightningModule):
@@ -208,16 +181,9 @@ class Mean(LightningModule):
 
 
 def test_a_plain_lightning_trainer_takes_it(tmp_path):
-    options = {
-        "max_epochs": 2,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "default_root_dir": tmp_path,
-    }
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, "default_root_dir": tmp_path}
+    options |= dict.fromkeys(off, False)
     one = Toy(sizes=(10,), batch_size=4, tests=3, val_fraction=0.2)
     model = Mean()
     trainer = lightning.Trainer(**options)
@@ -260,26 +226,12 @@ def test_data_of_few_clients_are_kept(monkeypatch):
     assert data.client_dataset(0, "train") is first
     for client in (1, 2, 0):
         data.client_dataset(client, "train")
+    # Labels of data that are made anew, where the ids of objects come back
+    assert data.label_histogram().tolist() == [[5, 5]] * 5
     again = [data.client_dataset(0, split) for split in ("train", "val")]
     assert [len(part) for part in again] == [8, 2]
     assert again[0] is not first
     assert torch.equal(again[0].indices, first.indices)
-
-
-def test_labels_of_data_that_are_not_kept(monkeypatch):
-    """Made anew for every question, where their ids come back."""
-    monkeypatch.setattr("fedbc_lightning.data.datamodule.KEPT_BYTES", 0)
-
-    class Generated(FederatedDataModule):
-        num_clients = 40
-
-        def client_train_dataset(self, client):
-            return TensorDataset(torch.zeros(client + 1, 3), torch.full((client + 1,), client))
-
-        def client_test_dataset(self, client):
-            return None
-
-    assert Generated().label_histogram().tolist() == np.diag(np.arange(1, 41)).tolist()
 
 
 def test_a_split_without_data_is_asked_for_once(monkeypatch):
@@ -288,3 +240,83 @@ def test_a_split_without_data_is_asked_for_once(monkeypatch):
     assert data.pooled_dataset("val") is None
     assert data.pooled_dataset("val") is None
     assert asked == list(range(data.num_clients))
+
+
+# loaders of many clients
+
+CLIENTS = [2, 0, 1]
+
+
+class Counting(Toy):
+    """Counts the loaders that are made."""
+
+    num_made = 0
+
+    def _reachable(self, device):
+        self.num_made += 1
+        return super()._reachable(device)
+
+
+class Own(Toy):
+    """Gives client 0 larger batches."""
+
+    def client_train_dataloader(self, client, *args, **options):
+        loader = super().client_train_dataloader(client, *args, **options)
+        loader.batch_size += 2 * (client == 0)
+        return loader
+
+
+def loaders_of(data):
+    return data.client_dataloaders(CLIENTS, "train", 5, seed=9)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"hide": True}, {"val_fraction": 0.4}, {"order": True}])
+def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options):
+    data = Toy(batch_size=3, **{name: value for name, value in options.items() if name != "order"})
+    data.shuffle = "order" not in options
+    together = loaders_of(data)
+    alone = ClientLoaders([data.client_train_dataloader(client, 5, seed=9) for client in CLIENTS])
+    assert isinstance(together, LoadersOnDemand)
+    assert len(together) == 3
+    for one, other in zip([*together, *together[1:]], [*alone, *alone[1:]], strict=True):
+        one.set_epoch(1)
+        other.set_epoch(1)
+        batches = [list(loader) for loader in (one, other)]
+        assert all(map(torch.equal, *[[part for batch in of_one for part in batch] for of_one in batches]))
+    assert together.num_batches.tolist() == alone.num_batches.tolist() == [len(loader) for loader in alone]
+    assert together.sizes.tolist() == alone.sizes.tolist()
+    assert together.datasets == alone.datasets
+    assert together.gathers is alone.gathers is not options.get("hide", False)
+    kept = together.sizes - 1
+    assert torch.equal(together.orders(2, kept), alone.orders(2, kept))
+
+
+def test_no_loader_is_made_but_the_first_one_until_it_is_asked_for():
+    data = Counting()
+    loaders = loaders_of(data)
+    loaders.orders(3, loaders.sizes)
+    assert (loaders.num_batches.sum(), loaders.gathers) == (3, True)
+    assert data.num_made == 1
+    assert loaders[2].num_samples == SIZES[1]
+    assert data.num_made == 2
+
+
+@pytest.mark.parametrize("on_instance", [False, True])
+def test_a_method_of_the_users_own_makes_each_loader(on_instance):
+    data = own = Own(batch_size=3)
+    if on_instance:
+        data = Toy(batch_size=3)
+        data.client_train_dataloader = own.client_train_dataloader
+    loaders = loaders_of(data)
+    assert [loader.batch_size for loader in loaders] == [3, 5, 3]
+    assert not loaders.gathers
+
+
+def test_loaders_for_evaluation_are_those_of_each_client_and_none_if_one_has_no_data():
+    data = Toy(eval_batch_size=2)
+    together = data.client_dataloaders([2, 0], "test")
+    assert isinstance(together, LoadersOnDemand)
+    for client, loader in zip([2, 0], together, strict=True):
+        alone = data.client_eval_dataloader(client)
+        assert all(map(torch.equal, [x for x, _ in loader], [x for x, _ in alone]))
+    assert data.client_dataloaders([2, 1], "test") is None

@@ -9,9 +9,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
-from fedbc_lightning.data.datasets import as_arrays, join, take
-from fedbc_lightning.data.labels import labels_of
+from fedbc_lightning.data import ArrayDataset, ClientLoader, EpochSampler
+from fedbc_lightning.data.datasets import as_arrays, join, labels_of, take
 from fedbc_lightning.partition import IID
 from fedbc_lightning.partition.dealing import count_labels
 
@@ -104,29 +103,20 @@ def test_augmentation_is_drawn_by_round_client_epoch_and_step():
     ]
     assert_same(loader, expected)
     assert_same(loader, expected)
-    lazy = BatchTransformDataset(Hidden(TensorDataset(*tensors)), halve, shift)
-    loader = ClientLoader(lazy, 5, EpochSampler(23, seed=3, round=4, client=2), device=CPU)
-    loader.set_epoch(1)
-    assert_same(loader, expected)
 
 
 def test_evaluation_augments_nothing():
     tensors = sample_tensors()
     plain = [[halve(tensors[0][rows]), tensors[1][rows]] for rows in torch.arange(23).split(4)]
     assert_same(ClientLoader(ArrayDataset(tensors, None, halve, shift), 4), plain)
-    assert_same(ClientLoader(BatchTransformDataset(TensorDataset(*tensors), halve, shift), 4), plain)
 
 
-def test_workers_give_the_same_batches():
+def test_workers_give_the_same_batches_and_nothing_is_drawn_from_the_global_generator():
+    before = torch.get_rng_state()
     dataset = Hidden(TensorDataset(*sample_tensors()))
     sampler = EpochSampler(23, seed=1, round=1, client=0)
     assert_same(ClientLoader(dataset, 6, sampler), ClientLoader(dataset, 6, sampler, options={"num_workers": 1}))
-
-
-def test_iterating_draws_nothing_from_the_global_generator():
-    before = torch.get_rng_state()
-    for dataset in (Hidden(TensorDataset(*sample_tensors())), ArrayDataset(sample_tensors(), None, halve, shift)):
-        list(ClientLoader(dataset, 6, EpochSampler(23, seed=1)))
+    list(ClientLoader(ArrayDataset(sample_tensors(), None, halve, shift), 6, sampler))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -148,12 +138,9 @@ def test_a_data_set_with_rows_of_its_own_is_read_through_them():
     assert torch.cat([batch[0] for batch in batches]).tolist() == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
 
 
-def test_more_samples_than_there_are_rows_are_no_short_batch():
-    with pytest.raises(IndexError):
+def test_what_cannot_be_gathered_is_refused():
+    with pytest.raises(IndexError):  # more samples than there are rows are no short batch
         list(ClientLoader(ArrayDataset((torch.arange(3.0),)), 2, EpochSampler(5)))
-
-
-def test_a_pool_of_unequal_tensors_is_refused():
     with pytest.raises(ValueError, match=r"lengths \[3, 2\]"):
         ArrayDataset((torch.zeros(3), torch.zeros(2)))
 
@@ -183,13 +170,6 @@ def test_a_subclass_with_its_own_items_is_not_read_in_memory():
     assert isinstance(take(own, np.array([1, 2])), Subset)
 
 
-def test_subsets_of_one_tensor_data_set_share_its_tensors():
-    dataset = TensorDataset(*sample_tensors())
-    first, second = take(dataset, np.array([1])), as_arrays(Subset(dataset, [2, 3]))
-    assert first.pool is second.pool
-    assert first.pool.tensors is dataset.tensors
-
-
 def test_join_stays_in_memory_where_it_can():
     tensors = sample_tensors()
     shared = ArrayDataset(tensors, None, halve)
@@ -198,35 +178,21 @@ def test_join_stays_in_memory_where_it_can():
     assert isinstance(joined, ArrayDataset)
     assert joined.pool is shared.pool
     assert joined.indices.tolist() == [5, 6, 1]
+    dataset = TensorDataset(*tensors)
+    assert take(dataset, np.array([1])).pool is as_arrays(Subset(dataset, [2, 3])).pool
     others = join([TensorDataset(*tensors), Subset(TensorDataset(*tensors), [0]), TensorDataset(*tensors)])
     assert isinstance(others, ArrayDataset)
     assert len(others) == 47
     assert isinstance(join([shared, TensorDataset(*tensors)]), ConcatDataset)
+    with pytest.raises(ConfigurationError, match="augmented in different ways"):
+        join([shared, ArrayDataset(tensors, None, halve, shift)], is_training=True)
     assert isinstance(join([TensorDataset(torch.zeros(2, 3)), TensorDataset(torch.zeros(2, 4))]), ConcatDataset)
 
 
-def test_raw_samples_stay_augmented_however_they_are_wrapped():
-    dataset = BatchTransformDataset(TensorDataset(*sample_tensors(8)), halve, shift)
-    arrays = ArrayDataset(sample_tensors(8), None, halve, shift)
-    for wrap in (lambda d: take(Subset(d, [3, 1, 2]), np.array([2, 0])), lambda d: join([d, Subset(d, [0, 5])])):
-        batches = [list(ClientLoader(wrap(d), 4, EpochSampler(len(wrap(d)), seed=1))) for d in (dataset, arrays)]
-        assert_same(*batches)
-        plain = list(ClientLoader(wrap(dataset), 4))
-        assert not all(torch.equal(a[0], b[0]) for a, b in zip(batches[0], plain, strict=True))
-
-
-def test_training_data_augmented_in_two_ways_are_not_joined():
-    plain, moved = (ArrayDataset(sample_tensors(), None, halve, augment) for augment in (None, shift))
-    with pytest.raises(ConfigurationError, match="augmented in different ways"):
-        join([plain, moved], is_training=True)
-    assert len(join([plain, moved])) == 46
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_of_unequal_length_ask_for_a_collate_fn(num_workers):
+def test_samples_of_unequal_length_ask_for_a_collate_fn():
     texts = [(torch.zeros(1 + k), k) for k in range(4)]
     with pytest.raises(ConfigurationError, match=r"equal size.*give data\.collate_fn"):
-        list(ClientLoader(texts, 2, options={"num_workers": num_workers}))
+        list(ClientLoader(texts, 2, options={"num_workers": 1}))
 
 
 def test_labels_are_found_without_reading_samples():
@@ -252,7 +218,6 @@ def test_labels_are_found_without_reading_samples():
     assert labels_of(TensorDataset(torch.zeros(3), torch.zeros(3))) is None
     assert labels_of(TensorDataset(torch.arange(3))) is None
     assert labels_of(ArrayDataset(sample_tensors(), torch.tensor([2, 1]))).tolist() == [2, 1]
-    assert labels_of(BatchTransformDataset(Files(targets=[1, 2, 0, 1]))).tolist() == [1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -263,8 +228,5 @@ def test_labels_are_counted_by_class_or_by_value(labels, columns):
     counts = count_labels(np.array(labels, dtype=np.int64), np.zeros(len(labels), dtype=np.int64), 2)
     assert counts.shape == (2, columns)
     assert counts.sum(axis=1).tolist() == [len(labels), 0]
-
-
-def test_quantities_are_not_counted_as_classes():
-    values = np.arange(200_000)
-    assert count_labels(values, np.zeros(len(values), dtype=np.int64), 100_000) is None
+    quantities = np.arange(200_000)
+    assert count_labels(quantities, 0 * quantities, 100_000) is None

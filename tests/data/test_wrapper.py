@@ -156,25 +156,19 @@ def test_labels_come_from_attributes_or_arguments():
     data = ready(joined, PowerLaw(2, 1, 1.0))
     assert data.labels.tolist() == [i % 2 for i in range(10)] + [i % 4 for i in range(8)]
     data = ready(pairs, PowerLaw(2, 1, 1.0), labels=[i // 20 for i in range(40)])
-    assert data.label_histogram().tolist() == [[20, 0], [0, 20]] or data.label_histogram().tolist() == [
-        [0, 20],
-        [20, 0],
-    ]
+    assert sorted(data.label_histogram().tolist()) == [[0, 20], [20, 0]]
     with pytest.raises(ConfigurationError, match=r"data\.labels: give one integer for each of the 40 samples"):
         ready(pairs, PowerLaw(2, 1, 1.0), labels=[1, 2])
 
 
 @pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        (Pairs(8, lambda label: label + 0.5), "the labels are no integers"),
-        (Pairs(8, lambda label: torch.zeros(2)), "the labels are no integers"),
-        (TensorDataset(torch.zeros(8)), "not a pair"),
-    ],
+    "dataset", [Pairs(8, lambda label: label or 0.5), Pairs(8, lambda label: torch.zeros(2)), tensors(8).tensors[:1]]
 )
-def test_data_without_labels_cannot_be_split_by_class(dataset, words):
-    with pytest.raises(ConfigurationError, match=words):
+def test_data_without_labels_cannot_be_split_by_class(dataset):
+    dataset = TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
+    with pytest.raises(ConfigurationError, match=r"PowerLaw needs the class, an integer .data\.labels. of each sample"):
         ready(dataset, PowerLaw(2, 1, 1.0))
+    assert ready(dataset, IID(2)).labels is None
 
 
 def test_tests_are_drawn_by_class_whichever_partitioner_dealt(tmp_path):
@@ -197,10 +191,6 @@ def test_samples_without_a_client_are_refused(clients):
         ready(tensors(4), clients=np.array(clients, dtype=object))
 
 
-def test_targets_that_are_not_all_integers_split_no_classes():
-    assert ready(Pairs(40, lambda label: label if label == 0 else label + 0.5), IID(4)).labels is None
-
-
 @pytest.mark.parametrize("given", [{"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
 def test_what_the_modules_own_loader_says_is_not_said_twice(given):
     with pytest.raises(
@@ -213,18 +203,6 @@ def test_clients_that_are_not_used_are_told(caplog):
     with caplog.at_level("INFO"):
         ready(tensors(40), IID(2), clients=["a", "b", "c", "d"] * 10)
     assert "IID makes new clients; the data's own 4 clients are not used" in caplog.text
-
-
-def test_a_users_own_augment_is_no_matter():
-    class Own(Pairs):
-        augment = False
-
-    assert ready(Own(40), IID(2), collate_fn=list).num_clients == 2
-
-
-def test_a_subset_is_taken_apart_once():
-    data = ready(Subset(tensors(40), list(range(20))), IID(2))
-    assert isinstance(data.source, ArrayDataset)
 
 
 def test_reading_labels_leaves_the_random_generators():
@@ -269,15 +247,10 @@ def test_collate_fn_and_workers_are_the_loaders_own():
     assert len(next(iter(data.pooled_dataloader("test")))) == 2
 
 
-def test_a_batch_size_that_is_given_goes_first():
-    data = ready(Ordinary(), IID(2), batch_size=9, eval_batch_size=11)
-    assert (data.batch_size, data.eval_batch_size) == (9, 11)
-
-
 def test_from_datasets():
     ordinary = LightningDataModule.from_datasets(tensors(40), test_dataset=tensors(8, 500), batch_size=4)
-    data = ready(ordinary, IID(4))
-    assert data.batch_size == 4
+    data = ready(ordinary, IID(4), eval_batch_size=11)
+    assert (data.batch_size, data.eval_batch_size) == (4, 11)
     assert len(data.pooled_dataset("test")) == 8
 
 
@@ -293,24 +266,19 @@ class OwnLoader(DataLoader):
 
 SIXTEEN = tensors(16)
 REFUSED = [
-    (lambda: DataLoader(Stream()), "DataLoader of a Stream"),
+    (lambda: DataLoader(Stream()), "returns a DataLoader with Stream"),
     (lambda: [DataLoader(SIXTEEN), DataLoader(SIXTEEN)], "returns a list"),
-    (lambda: {"a": DataLoader(SIXTEEN)}, "returns a dict"),
     (lambda: CombinedLoader([DataLoader(SIXTEEN)]), "CombinedLoader"),
-    (lambda: [1, 2, 3].__iter__(), "list_iterator"),
-    (lambda: DataLoader(SIXTEEN, batch_size=None), "SequentialSampler and NoneType"),
+    (lambda: DataLoader(SIXTEEN, batch_size=None), "SequentialSampler, NoneType"),
     (lambda: OwnLoader(SIXTEEN), "OwnLoader"),
     (lambda: DataLoader(SIXTEEN, sampler=WeightedRandomSampler([1.0] * 16, 16)), "WeightedRandomSampler"),
     (lambda: DataLoader(SIXTEEN, sampler=RandomSampler(SIXTEEN, replacement=True)), "RandomSampler"),
-    (lambda: DataLoader(SIXTEEN, sampler=RandomSampler(SIXTEEN, num_samples=4)), "RandomSampler and BatchSampler"),
-    (
-        lambda: DataLoader(SIXTEEN, batch_sampler=type("Buckets", (BatchSampler,), {})(range(16), 4, False)),
-        "Buckets",
-    ),
+    (lambda: DataLoader(SIXTEEN, sampler=RandomSampler(SIXTEEN, num_samples=4)), "RandomSampler, BatchSampler"),
+    (lambda: DataLoader(SIXTEEN, batch_sampler=type("Buckets", (BatchSampler,), {})(range(16), 4, False)), "Buckets"),
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), REFUSED, ids=[words for _, words in REFUSED])
+@pytest.mark.parametrize(("make", "words"), REFUSED)
 def test_loaders_that_cannot_be_federated(make, words):
     ordinary = Ordinary()
     ordinary.train_dataloader = make
@@ -324,7 +292,6 @@ def test_loaders_that_cannot_be_federated(make, words):
     ("arguments", "words"),
     [
         ((Stream(), IID(2)), "got Stream"),
-        ((3, IID(2)), "got int"),
         ((SIXTEEN, IID(2), "shared"), "'shared'"),
         ((SIXTEEN, IID(2), "half"), "'half'"),
         ((SIXTEEN, IID(2), "split", True), "pool"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fedbc_lightning.datamodules import HuggingFaceDataModule
 from helpers.boring import make_trainer
+from helpers.data_formats import ready as set_up
 from lightning.pytorch import LightningModule, seed_everything
 from torch.nn import functional
 
@@ -54,10 +55,7 @@ def tokenizer(tmp_path):
 
 
 def ready(path, **options):
-    data = HuggingFaceDataModule(path, **options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return set_up(HuggingFaceDataModule(path, **options))
 
 
 def test_columns_of_a_file_become_a_dict_of_tensors(csv):
@@ -70,12 +68,8 @@ def test_columns_of_a_file_become_a_dict_of_tensors(csv):
     assert batch["labels"].tolist() == [1] * 4  # all lines of Juliet begin with o
     assert set(batch["size"].tolist()) <= {len(line) for line in SPEECHES["JULIET"]}
     assert data.label_histogram().tolist() == [[0, 8, 0], [0, 0, 4], [4, 0, 8]]
-
-
-def test_classes_are_split_by_a_partitioner(csv):
-    data = ready(csv, columns=["size"], label="kind", partitioner=Dirichlet(num_clients=2, alpha=10.0))
-    assert data.num_clients == 2
-    assert data.label_histogram().sum(0).tolist() == [4, 8, 12]
+    dealt = ready(csv, columns=["size"], label="kind", partitioner=Dirichlet(num_clients=2, alpha=10.0))
+    assert dealt.label_histogram().sum(0).tolist() == [4, 8, 12]
 
 
 def test_a_number_to_predict_is_float32_and_no_class(saved):
@@ -166,7 +160,6 @@ MISTAKES = {
     "nothing in a batch": ({}, "data.columns: a batch would be empty"),
     "text without tokenizer": ({"text": "line"}, "data.columns: .* data.text with data.tokenizer"),
     "unknown column": ({"columns": ["sise"]}, "data.columns: no column 'sise' .*; did you mean 'size'"),
-    "unknown client": ({"columns": ["size"], "client": "who"}, "data.client: no column 'who' .*; there are role"),
     "unknown split": ({"columns": ["size"], "split": "trian"}, "no split 'trian'"),
     "words as inputs": ({"columns": ["line"], "label": "kind"}, "data.columns: 'line' holds .*, which is no number"),
     "no length": ({"columns": ["size"], "max_length": 0}, "data.max_length"),
@@ -180,14 +173,10 @@ def test_a_mistake_is_one_line(csv, name):
         next(iter(ready(csv, **options).client_train_dataloader(0)))
 
 
-def test_lists_of_unequal_length_are_refused(tmp_path):
+def test_what_is_not_there_or_of_unequal_length_is_one_line(tmp_path, monkeypatch):
     datasets.Dataset.from_list([{"x": [1.0] * (1 + k % 3)} for k in range(40)]).save_to_disk(str(tmp_path / "odd"))
-    data = ready(str(tmp_path / "odd"), columns=["x"], batch_size=4)
-    with pytest.raises(ConfigurationError, match="the lists of 'x' differ in length"):
-        next(iter(data.client_train_dataloader(0)))
-
-
-def test_what_is_not_there_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"samples cannot be stacked into a batch .*give data\.collate_fn"):
+        next(iter(ready(str(tmp_path / "odd"), columns=["x"], batch_size=4).client_train_dataloader(0)))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     (tmp_path / "table.xlsx").touch()
     for name in ("nothing", "table.xlsx"):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import FEMNISTDataModule
-from fedbc_lightning.datamodules.leaf import find_leaf_files, read_users
+from fedbc_lightning.datamodules.leaf import read_users
+from helpers.data_formats import ready
 from helpers.text_formats import write_leaf
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -26,13 +27,6 @@ def write_writers(folder, sizes, seed=0):
         _, x, y = writer_images(seed + len(users), size)
         users[name] = (x, y)
     return write_leaf(folder, users)
-
-
-def ready(data):
-    data.prepare_data()
-    data.setup("fit")
-    data.validate_clients()
-    return data
 
 
 def test_femnist_with_test_files(tmp_path):
@@ -69,31 +63,23 @@ def test_a_split_by_user_tests_the_global_model(tmp_path):
     data = ready(FEMNISTDataModule(str(tmp_path)))
     assert (data.client_names, data.num_samples("test").tolist()) == (["ann", "bob"], [0, 0])
     assert len(data.pooled_dataset("test")) == 4
+    with pytest.raises(ConfigurationError, match=r"data\.test_fraction=0\.3"):
+        ready(FEMNISTDataModule(str(tmp_path), test_fraction=0.3))
     write_writers(tmp_path / "test" / "b.json", {"ann": 2})
     with pytest.raises(ConfigurationError, match=r"client 2 .'cyd'.* has no training samples"):
         ready(FEMNISTDataModule(str(tmp_path)))
 
 
-def test_given_test_files_and_a_fraction(tmp_path):
-    for part in ("train", "test"):
-        write_writers(tmp_path / part / "a.json", {"ann": 5})
-    with pytest.raises(ConfigurationError, match=r"data\.test_fraction=0\.3"):
-        ready(FEMNISTDataModule(str(tmp_path), test_fraction=0.3))
-
-
 def test_missing_files(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigurationError, match=r"data\.path=.*expected <path>/\{train,test\}/\*\.json"):
-            FEMNISTDataModule(str(path)).prepare_data()
-    (tmp_path / "train").mkdir()
-    with pytest.raises(ConfigurationError, match=r"no \*\.json files"):
-        find_leaf_files(tmp_path)
+            ready(FEMNISTDataModule(str(path)))
 
 
 def test_truncated_at_any_place(tmp_path):
     path = write_leaf(tmp_path / "a.json", {"ann": ([[1, 2]], [3]), "bob": ([[4], ["x"]], [5, 6])})
     text = path.read_text()
-    for end in range(len(text)):
+    for end in range(0, len(text), 7):
         path.write_text(text[:end])
         with pytest.raises(ConfigurationError, match=r"a\.json': cannot be read"):
             list(read_users(path))
@@ -105,16 +91,11 @@ def test_truncated_at_any_place(tmp_path):
     ("change", "message"),
     [
         (lambda c: c.pop("users"), "cannot be read .'users'"),
-        (lambda c: c.pop("num_samples"), "cannot be read .'num_samples'"),
-        (lambda c: c.pop("user_data"), "cannot be read .'user_data'"),
         (lambda c: c["num_samples"].__setitem__(1, 9), "user 'bob': num_samples says 9, x has 2 and y 2"),
         (lambda c: c["user_data"]["bob"].pop("y"), "user 'bob': num_samples says 2, x has 2 and y 0"),
-        (lambda c: c["user_data"].pop("bob"), "'users' are not those of 'user_data'"),
         (lambda c: c["users"].__setitem__(0, "eve"), "'users' are not those of 'user_data'"),
         (lambda c: c["num_samples"].append(3), "cannot be read .zip"),
         (lambda c: c["user_data"]["bob"]["x"].__setitem__(0, [0.5] * 783), "user 'bob': .*784 numbers"),
-        (lambda c: c["user_data"]["bob"].__setitem__("x", [[0.5] * 783] * 2), "user 'bob': .*784 numbers"),
-        (lambda c: c["user_data"]["bob"]["x"].__setitem__(0, ["a"] * 784), "user 'bob': .*784 numbers"),
         (lambda c: c["user_data"]["bob"]["x"].__setitem__(0, [255.0] * 784), "user 'bob': .*found pixels up to 255"),
         (lambda c: c["user_data"]["bob"]["y"].__setitem__(0, 62), "user 'bob': .*classes up to 62"),
         (lambda c: c.update(users=[], num_samples=[], user_data={}), "no user in its files has a sample"),

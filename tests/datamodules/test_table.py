@@ -1,12 +1,14 @@
 """One's own table: columns, clients, test files, and what is refused by name."""
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from fedbc_lightning.datamodules import TableDataModule
+from helpers.data_formats import ready as set_up
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import PowerLaw
@@ -32,11 +34,7 @@ def save(frame, path):
 
 
 def ready(path, target="ill", *arguments, **options):
-    data = TableDataModule(str(path), target, *arguments, seed=0, **options)
-    data.prepare_data()
-    data.setup()
-    data.validate_clients()
-    return data
+    return set_up(TableDataModule(str(path), target, *arguments, seed=0, **options))
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.csv.gz", "t.tsv.zip", "T.CSV"])
@@ -87,66 +85,36 @@ def test_tasks(tmp_path, target, task, expected):
 
 
 def test_what_was_found_is_told(tmp_path, caplog):
-    frame = pd.DataFrame({"x": np.arange(40) % 5, "ill": np.arange(40) % 2.0})
+    frame = pd.DataFrame({"x": np.arange(40) % 5, "age": np.arange(40) + 18, "ill": np.arange(40) % 2.0})
     path = save(frame, tmp_path / "t.csv")
     with caplog.at_level("INFO"):
-        ready(path, "ill")
-        assert "t.csv': 40 rows, 1 features, 'ill' is a number (data.task).\n" in caplog.text
+        ready(path, "ill", standardize=True)
+        assert "t.csv': 40 rows, 2 features, 'ill' is a number (data.task).\n" in caplog.text
         data = ready(path, "ill", task="classification")
-    assert "'ill' is 2 classes (data.task).\n" in caplog.text
+    assert "'ill' is 2 classes (data.task). Far from unit scale are 'age': data.standardize: true may" in caplog.text
     assert (data.classes, data.labels.tolist()) == (["0", "1"], [0, 1] * 20)
     test = save(frame.assign(ill=frame["ill"].astype(int)), tmp_path / "test.csv")
     shared = ready(path, "ill", features=["x"], task="classification", test_path=test)
     assert [int(label) for _, label in shared.pooled_dataset("test")] == [0, 1] * 20
 
 
-def test_features_far_from_unit_scale_are_told(tmp_path, caplog):
-    frame = pd.DataFrame(
-        {"x": np.arange(40) % 9, "age": np.arange(40) + 18, "bmi": 26 + np.arange(40) % 9, "y": ["a", "b"] * 20}
-    )
-    path = save(frame, tmp_path / "t.csv")
-    with caplog.at_level("INFO"):
-        ready(path, "y", standardize=True)
-        ready(path, "y", features=["x"])
-        assert "unit scale" not in caplog.text
-        ready(path, "y")
-        ready(path, "y", features=["age"])
-    assert "(data.task). Far from unit scale are 'age', 'bmi': data.standardize: true may help." in caplog.text
-
-
 def test_a_category_of_the_test_file_alone_is_told(tmp_path, caplog):
     test = save(FRAME.iloc[:8].assign(blood=["A", "x", "y", "A", "z", "w", "w", "B"]), tmp_path / "test.csv")
-    path = save(FRAME, tmp_path / "t.csv")
     with caplog.at_level("INFO"):
-        ready(path, "ill", "hospital", categorical=["blood"])
-        assert "'blood' is" not in caplog.text
-        ready(path, "ill", "hospital", categorical=["blood"], test_path=test)
+        ready(save(FRAME, tmp_path / "t.csv"), "ill", "hospital", categorical=["blood"], test_path=test)
     assert caplog.text.count("all features of the column") == 1
     assert f"'{test}': 'blood' is w, x, y and 1 more in 5 of 8 rows, but in no row of data.path; " in caplog.text
 
 
-@pytest.mark.parametrize("cells", [{6: "n.a."}, {6: "?", 8: "high"}, dict.fromkeys(range(6, 24), "?")])
-def test_a_cell_that_is_no_number_is_named(tmp_path, cells):
-    bad = FRAME.assign(age=[cells.get(row, age) for row, age in enumerate(FRAME["age"])])
+def test_a_cell_that_is_no_number_is_named(tmp_path):
+    bad = FRAME.assign(age=[{6: "?", 8: "high"}.get(row, age) for row, age in enumerate(FRAME["age"])])
     path, good = save(bad, tmp_path / "t.csv"), save(FRAME, tmp_path / "good.csv")
     for options in ({}, {"test_path": path}):
-        with pytest.raises(
-            ConfigurationError, match=r"data\.features: 'age' of '.*t\.csv' holds '.*' in row 7, which is"
-        ):
+        with pytest.raises(ConfigurationError, match=r"data\.features: 'age' of '.*t\.csv' holds '.' in row 7"):
             ready(good if options else path, "ill", "hospital", categorical=["blood"], **options)
-
-
-def test_numbers_saved_as_text(tmp_path):
     path = save(FRAME.assign(age=FRAME["age"].astype(str)), tmp_path / "t.parquet")
     with pytest.raises(ConfigurationError, match=r"'age' of '.*' holds '20' in row 1, which is no finite number"):
         ready(path, "ill", "hospital", categorical=["blood"])
-
-
-@pytest.mark.parametrize(("name", "separator"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", ",")])
-def test_another_separator_is_seen_in_the_names(tmp_path, name, separator):
-    FRAME.to_csv(tmp_path / name, index=False, sep=separator)
-    with pytest.raises(ConfigurationError, match=rf"no column 'ill' in '.*{name}'; there are hospital{separator}age"):
-        ready(tmp_path / name)
 
 
 def test_standardize(tmp_path):
@@ -215,12 +183,6 @@ def test_test_files(tmp_path):
         ready(path, "ill", "hospital", **options)
 
 
-def test_whole_numbers_as_clients(tmp_path):
-    frame = FRAME.assign(hospital=[10, 9, 10, 100] * 6)
-    path = save(frame, tmp_path / "t.csv")
-    assert ready(path, "ill", "hospital", features=["age"]).client_names == ["9", "10", "100"]
-
-
 def test_names_are_taken_as_they_are_written(tmp_path):
     names = ["007", "7", "NA", "null", "None", "1.0"] * 4
     path = save(FRAME.assign(hospital=names, blood=names), tmp_path / "t.csv")
@@ -228,9 +190,8 @@ def test_names_are_taken_as_they_are_written(tmp_path):
     assert data.client_names == sorted(set(names), key=lambda name: (not name.isdecimal(), name.isdecimal(), name))
     assert data.feature_names == ["age", *(f"blood={name}" for name in sorted(set(names)))]
     assert set((data.num_samples("train") + data.num_samples("test")).tolist()) == {4}
-    save(FRAME.assign(hospital=[*names[:23], None]), tmp_path / "t.csv")
-    with pytest.raises(ConfigurationError, match="'hospital'"):
-        ready(tmp_path / "t.csv", "ill", "hospital", features=["age"])
+    save(FRAME.assign(hospital=[10, 9, 10, 100] * 6), tmp_path / "t.csv")
+    assert ready(path, "ill", "hospital", features=["age"]).client_names == ["9", "10", "100"]
 
 
 @pytest.mark.parametrize("kinds", [(int, float), (float, str), (int, "Int64")])
@@ -255,17 +216,6 @@ def test_standardize_keeps_the_digits_of_large_numbers(tmp_path):
     assert found[24:] == pytest.approx(expected + 5 / np.arange(24).std(), abs=1e-5)
 
 
-def test_a_client_is_no_number(tmp_path):
-    path = save(FRAME.assign(hospital=[3, 4] * 12), tmp_path / "t.csv")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"data\.features: got age, hospital; give .* without data.target, and data.client only",
-    ):
-        ready(path, "ill", "hospital", features=["age", "hospital"])
-    data = ready(path, "ill", "hospital", features=["age", "hospital"], categorical=["hospital"])
-    assert data.feature_names == ["age", "hospital=3", "hospital=4"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -276,6 +226,10 @@ def test_a_client_is_no_number(tmp_path):
         ({"features": ["age", "ill"], "categorical": []}, r"data\.features: got age, ill; .* without data\.target"),
         ({"categorical": None}, r"data\.features: 'blood' of .* holds 'A' in row 1, .*data\.categorical"),
         ({"task": "ranking"}, r"data\.task"),
+        ({"missing": "mean"}, r"data\.missing"),
+        ({"exclude": ["bloood"]}, "data.exclude: no column 'bloood' in .*; did you mean 'blood'"),
+        ({"exclude": ["age"], "features": ["pressure"]}, "data.exclude: data.features names all inputs already"),
+        ({"features": ["age", "hospital"], "categorical": []}, r"data\.features: got age, hospital; .* data.client only"),
     ],
 )
 def test_columns_are_refused_by_name(tmp_path, arguments, message):
@@ -290,8 +244,6 @@ def test_columns_are_refused_by_name(tmp_path, arguments, message):
         ({"age": [1.0, None] * 12}, r"no value in column 'age', row 2, and 12 of 24 rows miss one"),
         ({"blood": ["A", "0", None] * 8}, r"no value in column 'blood', row 3, .*drop_rows.*data.exclude"),
         ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1, and 1 of 24"),
-        ({"ill": ["no", "yes", None] * 8}, r"no value in column 'ill', row 3, and 8 of 24"),
-        ({"pressure": [1.0, np.inf] * 12}, r"'pressure' of '.*t\.csv' holds 'inf' in row 2"),
         ({"pressure": [1.0, 1e39] * 12}, r"'pressure' of '.*t\.csv' holds '1e\+39' in row 2"),
         ({"ill": "no"}, r"data\.target: 'ill' of '.*t\.csv' holds one value only, no"),
     ],
@@ -317,32 +269,26 @@ def test_a_saved_index_is_no_feature(tmp_path):
 
 
 def test_damaged_files(tmp_path):
-    csv, parquet = (save(FRAME, tmp_path / name) for name in ("t.csv", "t.parquet"))
-    text = (tmp_path / "t.csv").read_text().splitlines(keepends=True)
+    parquet, csv = (save(FRAME, tmp_path / name) for name in ("t.parquet", "t.csv"))
+    text = Path(csv).read_text().splitlines(keepends=True)
     cases = {
         "wide.csv": ("".join([*text[:3], "north,1,1,True,A,no,9,9\n", *text[3:]]).encode(), "line 4"),
-        "long.csv": (
-            b"hospital,age,pressure,smoker,blood,ill\na,b,1,1,1,A,0\na,b,1,1,1,B,1\n",
-            "more fields than its header",
-        ),
-        "cut.csv": ("".join(text)[:-20].encode(), "no value in column"),
+        "long.csv": (b"ill,age\na,1,1\nb,1,1\n", "more fields than its header"),
         "empty.csv": (b"", "cannot be read"),
         "bytes.csv": (b"\xff\xfe\x00a", "cannot be read"),
         "header.csv": (text[0].encode(), "no row below the header"),
         "cut.csv.gz": (gzip.compress("".join(text).encode() * 50)[:-30], "cannot be read"),
-        "cut.parquet": ((tmp_path / "t.parquet").read_bytes()[:-40], "cannot be read"),
-        "text.parquet": (b"no parquet", "cannot be read"),
+        "cut.parquet": (Path(parquet).read_bytes()[:-40], "cannot be read"),
         "t.xlsx": (b"", "unknown kind of file; expected a .csv"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigurationError, match=message) as error:
-            ready(tmp_path / name, "ill", "hospital", categorical=["blood"])
+            ready(tmp_path / name)
         assert name in str(error.value)
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigurationError, match=r"no such file; expected a \.csv"):
         ready(tmp_path / "nowhere.csv")
-    assert ready(csv, features=["age"]).num_clients == ready(parquet, features=["age"]).num_clients
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
@@ -351,19 +297,6 @@ def test_excluded_columns_are_no_features(tmp_path, name):
     options = {"categorical": ["blood"], "exclude": ["patient_id", "smoker"]}
     data = ready(save(frame, tmp_path / name), "ill", "hospital", **options)
     assert data.feature_names == ["age", "pressure", "blood=0", "blood=A", "blood=B"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"exclude": ["bloood"]}, "data.exclude: no column 'bloood' in .*; did you mean 'blood'"),
-        ({"exclude": ["age"], "features": ["pressure"]}, "data.exclude: data.features names all inputs already"),
-        ({"missing": "mean"}, "data.missing"),
-    ],
-)
-def test_impossible_exclusions_are_refused(tmp_path, options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ready(save(FRAME, tmp_path / "t.csv"), "ill", **options)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])

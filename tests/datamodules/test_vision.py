@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import math
-import zipfile
 
 import numpy as np
 import pytest
@@ -17,23 +16,15 @@ from fedbc_lightning.datamodules import (
     MNISTPersonalDataModule,
     MNISTRobustDataModule,
 )
-from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, write_mnist
-from torchvision.datasets import EMNIST, MNIST
+from helpers.data_formats import ready, write_cifar10, write_cifar100, write_emnist, write_mnist
+from torchvision.datasets import MNIST
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, PowerLaw
+from fedbc_lightning.partition import IID, Dirichlet, PowerLaw
 
 ALL = (MNISTDataModule, EMNISTDataModule, CIFAR10DataModule, CIFAR100DataModule)
 FOLDERS = ("MNIST/raw", "EMNIST/raw", "cifar-10-batches-py", "cifar-100-python")
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
-
-
-def ready(data):
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
-    data.validate_clients()
-    return data
 
 
 def total(data):
@@ -84,13 +75,14 @@ def test_cifar(tmp_path, monkeypatch, kind, write):
         assert torch.equal(loaders[0][0], loaders[1][0])
 
 
-def test_emnist_stands_upright(tmp_path):
-    images, labels = write_emnist(tmp_path)
-    data = ready(EMNISTDataModule(str(tmp_path), partitioner=IID(3), download=False))
+@pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "digits", "mnist"])
+def test_emnist_stands_upright(tmp_path, split):
+    images, labels = write_emnist(tmp_path, split)
+    data = ready(EMNISTDataModule(str(tmp_path), split, partitioner=IID(3), download=False))
     assert np.array_equal(data.labels, labels)
     assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
     assert images_of(data).is_contiguous()
-    assert total(data) == 744
+    assert total(data) == len(images)
 
 
 def test_emnist_keeps_the_classes_asked_for(tmp_path):
@@ -112,37 +104,12 @@ def test_emnist_letters_count_from_zero(tmp_path):
     assert np.bincount(only.labels).tolist() == [12, 12]
 
 
-def test_femnist_of_fed_plus(tmp_path):
-    write_emnist(tmp_path, "byclass", 62 * 220, 62 * 20)
-    data = ready(EMNISTDataModule(str(tmp_path), "byclass", [*range(36, 46)], ClassesPerClient(200, 5), download=False))
-    assert data.num_clients == 200
-    assert ((data.label_histogram() > 0).sum(axis=1) == 5).all()
-
-
-@pytest.mark.parametrize("split", ["bymerge", "balanced", "digits", "mnist"])
-def test_other_splits_of_emnist(tmp_path, split):
-    _, labels = write_emnist(tmp_path, split)
-    data = ready(EMNISTDataModule(str(tmp_path), split, partitioner=IID(2), download=False))
-    assert np.array_equal(data.labels, labels)
-
-
-def test_a_thousand_clients_of_one_digit_each(tmp_path):
-    """Fed+ and FedProx, on a small file: sizes follow a power law."""
-    write_mnist(tmp_path, num_train=18_000, num_test=2_000)
-    data = ready(MNISTDataModule(str(tmp_path), ClassesPerClient(1000, 1, size_spread=2.0), download=False, seed=0))
-    assert (data.num_clients, total(data)) == (1000, 20_000)
-    assert ((data.label_histogram() > 0).sum(axis=1) == 1).all()
-    sizes = np.sort(data.parts.sizes)[::-1]
-    assert sizes[:100].sum() > 0.4 * sizes.sum()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"split": "by_class"}, "data.split"),
         ({"classes": [62]}, "data.classes.*0 to 61"),
         ({"split": "letters", "classes": [26]}, "data.classes.*0 to 25"),
-        ({"classes": []}, "data.classes"),
         ({"classes": [1, 1]}, "data.classes.*each once"),
     ],
 )
@@ -175,7 +142,7 @@ def test_mnist_robust(tmp_path):
 
 @pytest.mark.parametrize(
     ("num_clients", "fraction", "expected"),
-    [(10, None, 1), (50, None, 10), (20, None, 2), (50, 0.1, 5), (5, 0.0, 0), (4, None, 1), (5, 0.01, 1)],
+    [(50, None, 10), (20, None, 2), (50, 0.1, 5), (5, 0.0, 0), (5, 0.01, 1)],
 )
 def test_how_many_clients_have_negatives(tmp_path, num_clients, fraction, expected):
     write_mnist(tmp_path)
@@ -229,9 +196,7 @@ def test_noise_of_scale_zero_is_none(tmp_path):
     ("kind", "arguments"),
     [
         (MNISTRobustDataModule, {"negated_fraction": 1.5}),
-        (MNISTRobustDataModule, {"test_fraction": 1.0}),
         (MNISTPersonalDataModule, {"negated_fraction": -0.1}),
-        (MNISTPersonalDataModule, {"noise_scale": -1.0}),
         (MNISTPersonalDataModule, {"noise_scale": math.inf}),
     ],
 )
@@ -283,39 +248,20 @@ def test_mnist_is_downloaded_and_mended(tmp_path, monkeypatch):
     ready(MNISTDataModule(str(root), IID(2)))
 
 
-def test_emnist_is_downloaded(tmp_path, monkeypatch):
-    images, _ = write_emnist(tmp_path / "source", "letters", gzipped=True)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in (tmp_path / "source" / "EMNIST" / "raw").iterdir():
-            file.writestr(f"gzip/{path.name}", path.read_bytes())
-    monkeypatch.setattr(EMNIST, "md5", hashlib.md5(archive.getvalue()).hexdigest())
-    serve(monkeypatch, {"gzip.zip": archive.getvalue()})
-    data = ready(EMNISTDataModule(str(tmp_path / "new"), "letters", partitioner=IID(2)))
-    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
-
-
 def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch):
     serve(monkeypatch, dict.fromkeys(("train-images-idx3-ubyte.gz", "cifar-10-python.tar.gz"), b"<html>"))
     for kind in (MNISTDataModule, CIFAR10DataModule):
         assert "cannot be downloaded or read" in message_of(kind(str(tmp_path)))
 
 
-DAMAGE = {
-    "truncated": lambda content: content[: len(content) // 2],
-    "cut in the header": lambda content: content[:6],
-    "empty": lambda content: b"",
-    "longer": lambda content: content + b"more",
-    "something else": lambda content: b"<!DOCTYPE html>" + content,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[: len(whole) // 2], lambda whole: whole + b"x", lambda whole: b""]
+)
 @pytest.mark.parametrize("name", ["emnist-letters-train-images-idx3", "emnist-letters-test-labels-idx1"])
 def test_a_damaged_idx_file_is_told(tmp_path, name, damage):
     write_emnist(tmp_path, "letters")
     path = tmp_path / "EMNIST" / "raw" / f"{name}-ubyte"
-    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    path.write_bytes(damage(path.read_bytes()))
     message = message_of(EMNISTDataModule(str(tmp_path), "letters"))
     assert message.startswith(f"data.root='{tmp_path}': EMNIST cannot be downloaded or read")
 
@@ -348,18 +294,8 @@ def test_real_mnist(mnist_root):
     assert float(inputs.std()) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("num_classes", [1, 2, 3])
-def test_real_mnist_by_power_law(mnist_root, num_classes):
-    data = ready(MNISTDataModule(mnist_root, PowerLaw(20, num_classes, 1.1), download=False))
-    sizes = data.parts.sizes
-    assert sizes.sum() == 70_000
-    if num_classes == 1:
-        assert (sizes.min(), sizes.max()) == (1222, 7486)
-        assert (data.label_histogram() > 0).sum() == 29
-
-
-@pytest.mark.parametrize(("num_clients", "num_negated"), [(10, 1), (50, 10)])
-def test_real_mnist_variants(mnist_root, num_clients, num_negated):
+def test_real_mnist_variants(mnist_root):
+    num_clients, num_negated = 50, 10
     plain = ready(MNISTDataModule(mnist_root, IID(num_clients), download=False, seed=0, test_fraction=0.5))
     robust = ready(MNISTRobustDataModule(mnist_root, num_clients, download=False, seed=0))
     personal = ready(MNISTPersonalDataModule(mnist_root, num_clients, download=False, seed=0))
@@ -384,20 +320,17 @@ def test_the_own_test_images_are_kept(tmp_path, monkeypatch, caplog):
     for kind, (_, labels), options in written:
         num_train = {CIFAR100DataModule: 500, EMNISTDataModule: 620}.get(kind, 600)
         with caplog.at_level("INFO"):
-            data = ready(kind(str(tmp_path), partitioner=IID(4), download=False, test="shared", **options))
+            data, pooled = (
+                ready(kind(str(tmp_path), partitioner=IID(4), download=False, test=test, **options))
+                for test in ("shared", "split")
+            )
         kept = options.get("classes", labels)
         of_train, of_test = (part[np.isin(part, kept)] for part in (labels[:num_train], labels[num_train:]))
         assert (total(data), len(data.source)) == (len(of_train), len(of_train))
         found = [int(label) for _, label in data.pooled_dataset("test")]
         assert found == ([kept.index(label) for label in of_test] if kept is not labels else of_test.tolist())
-        assert (
-            f"{len(of_train)} training and {len(of_test)} test images; the training images are dealt out" in caplog.text
-        )
-        with caplog.at_level("INFO"):
-            assert total(ready(kind(str(tmp_path), partitioner=IID(4), download=False, **options))) == len(
-                of_train
-            ) + len(of_test)
-        assert (
-            f"{len(of_test)} test images, pooled and dealt out to the clients (data.test: shared keeps" in caplog.text
-        )
+        assert total(pooled) == len(of_train) + len(of_test)
+        counts = f"{len(of_train)} training and {len(of_test)} test images"
+        for said in ("; the training images are dealt out", ", pooled and dealt out to the clients (data.test: shared"):
+            assert f"{counts}{said}" in caplog.text
         caplog.clear()

@@ -7,6 +7,7 @@ import hashlib
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,3 +134,12 @@ def write_cifar100(
     (folder / CIFAR100.meta["filename"]).write_bytes(meta)
     monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": hashlib.md5(meta).hexdigest()})
     return images, classes
+
+
+def ready(data: Any) -> Any:
+    """Set a data module up as ``fit`` and then ``test`` do, and return it."""
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    data.validate_clients()
+    return data

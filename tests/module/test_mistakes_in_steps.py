@@ -210,7 +210,7 @@ class NoTest(NoMethods):
 
 
 class NoNumber(NoTest):
-    num_clients = BoringData.__base__.num_clients
+    num_clients = 0
 
     def client_test_dataset(self, client):
         return None
@@ -230,7 +230,7 @@ def raises(*tensors):
     [
         (NoMethods, "data: NoMethods has no client_train_dataset; define"),
         (NoTest, r"data: NoTest has no client_test_dataset; define client_test_dataset\(self, client\)"),
-        (NoNumber, "data: NoNumber has no num_clients; set it"),
+        (NoNumber, "data: num_clients=0; set it"),
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
         (lambda: BoringData, "data: got the class BoringData, not an object"),
         (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),

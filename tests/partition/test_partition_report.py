@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
@@ -52,7 +53,7 @@ def test_label_distances_by_hand():
     assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
 
 
-@pytest.mark.parametrize("exponent", [1.0, 1.1, 1.3, 1.5])
+@pytest.mark.parametrize("exponent", [1.0, 1.3])
 def test_the_exponent_of_a_power_law_is_found(exponent):
     data = partitioned(20, 60_000, partitioner=PowerLaw(20, 1, exponent))
     assert describe_partition(data)["power_law_exponent"] == pytest.approx(exponent, abs=0.02)
@@ -70,37 +71,22 @@ def test_power_law_by_hand():
     [
         partitioned(10),
         partitioned(100, partitioner=Dirichlet(100, 0.3, 2), val_fraction=0.2),
-        partitioned(1000),
         partitioned(1000, 20_000, partitioner=ClassesPerClient(1000, 1, 2.0)),
-        partitioned(200, labelled=False),
         partitioned(100_000, 200_000),
-        partitioned(1),
-        partitioned(30, num_classes=62),
+        partitioned(1, num_classes=62),
         partitioned(12, labelled=False),
     ],
-    ids=["10", "100", "1000", "1000 unequal", "200 without labels", "100,000", "1", "62 classes", "no labels"],
+    ids=lambda data: str(data.num_clients),
 )
 def test_every_kind_of_picture_is_drawn(data, tmp_path):
-    figure = draw_partition(data)
-    figure.savefig(tmp_path / "partition.png")
-    assert (tmp_path / "partition.png").stat().st_size > 5000
-    assert f"{data.num_clients:,} clients" in figure.get_suptitle()
-
-
-def test_the_saved_picture_is_that_of_savefig(tmp_path):
-    from matplotlib.image import imread
-
-    data = partitioned(10)
-    save_partition_report(data, tmp_path)
-    draw_partition(data).savefig(tmp_path / "expected.png", dpi=150)
-    np.testing.assert_array_equal(imread(tmp_path / "partition.png"), imread(tmp_path / "expected.png"))
-
-
-def test_drawing_leaves_pyplot_alone():
-    from matplotlib import pyplot
-
     before = pyplot.get_fignums()
-    draw_partition(partitioned(3))
+    figure = draw_partition(data)
+    assert f"{data.num_clients:,} clients" in figure.get_suptitle()
+    save_partition_report(data, tmp_path)
+    assert (tmp_path / "partition.png").stat().st_size > 5000
+    if data.num_clients == 10:
+        figure.savefig(tmp_path / "expected.png", dpi=150)
+        np.testing.assert_array_equal(*(pyplot.imread(tmp_path / f"{name}.png") for name in ("partition", "expected")))
     assert pyplot.get_fignums() == before
 
 
@@ -108,7 +94,7 @@ class Named(FederatedDataModule):
     """Clients with names."""
 
     num_clients = 2
-    client_names = ("ANTONIO", "SALARINO")
+    client_names = ("$a_{$", "[/b]")  # matplotlib would read the first one as a formula
 
     def client_train_dataset(self, client):
         return TensorDataset(torch.zeros(4 + client, 2), torch.tensor([0, 1, 1, 1, 0])[: 4 + client])
@@ -121,7 +107,7 @@ def test_saved_report(tmp_path):
     report = save_partition_report(Named(seed=3), tmp_path / "new" / "folder")
     saved = json.loads((tmp_path / "new" / "folder" / "partition.json").read_text())
     assert saved == json.loads(json.dumps(report))
-    assert saved["client_names"] == ["ANTONIO", "SALARINO"]
+    assert saved["client_names"] == ["$a_{$", "[/b]"]
     assert saved["sizes"] == {"train": [4, 5], "val": [0, 0], "test": [0, 0]}
     assert saved["label_histogram"] == [[1, 3], [2, 3]]
     assert saved["seed"] == 3
@@ -145,12 +131,3 @@ def test_lists_of_very_many_clients_are_left_to_the_exact_file(tmp_path):
     assert report["num_samples"]["total"] == 20_000
     assert (tmp_path / "partition.json").stat().st_size < 2000
     assert len(Partition.load(tmp_path / "partition.npz").partition) == 10_001
-
-
-def test_names_of_clients_are_drawn_as_they_are(tmp_path):
-    data = PartitionedDataModule(
-        TensorDataset(torch.zeros(40, 1), torch.arange(40) % 2), clients=["$a_{$", "[/b]"] * 20
-    )
-    data.setup()
-    save_partition_report(data, tmp_path)
-    assert (tmp_path / "partition.png").stat().st_size > 10_000

@@ -17,11 +17,6 @@ from fedbc_lightning.partition.few_classes import count_holders
 
 CIFAR10 = np.arange(60_000) % 10
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
-MNIST = np.repeat(np.arange(10), MNIST_COUNTS)
-
-
-def classes_per_client(labels, parts):
-    return [len(np.unique(labels[part])) for part in parts]
 
 
 # Shares drawn from a Dirichlet distribution
@@ -34,6 +29,7 @@ def test_dirichlet_goes_from_one_class_to_iid():
         return np.abs(shares - 0.1).sum(axis=1).mean()
 
     assert distance(1e4) < 0.05 < distance(1.0) < 1.2 < distance(0.05)
+    assert Dirichlet(50, 0.2, min_samples=60)(CIFAR10, 0).sizes.min() >= 60
 
 
 def test_dirichlet_shares_have_the_moments_of_the_distribution():
@@ -42,10 +38,6 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     assert sizes.mean(axis=0) == pytest.approx(0.25, abs=0.03)
     variance = 0.25 * 0.75 / (num_clients * alpha + 1)
     assert sizes.var() == pytest.approx(variance, rel=0.15)
-
-
-def test_dirichlet_keeps_min_samples():
-    assert Dirichlet(50, 0.2, min_samples=60)(CIFAR10, 0).sizes.min() >= 60
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.3, 5.0])
@@ -140,18 +132,12 @@ def test_classes_per_client(counts, num_clients, num_classes, spread):
         assert all(np.ptp(column[column > 0]) <= 1 for column in table.T)
 
 
-def test_the_papers_of_one_digit_and_of_five_letters_per_client():
-    """Fed+: MNIST over 1,000 clients of one digit with heavy-tailed sizes, and letters over 200 clients of five."""
-    digits = ClassesPerClient(1000, 1, size_spread=2.0)(MNIST, 0)
-    assert classes_per_client(MNIST, digits) == [1] * 1000
-    assert digits.sizes.min() == 1
-    assert digits.sizes.max() > 20 * np.median(digits.sizes)
+def test_who_shares_classes_with_whom_is_random():
     letters = np.arange(24_000) % 10
-    parts = ClassesPerClient(200, 5)(letters, 0)
-    assert classes_per_client(letters, parts) == [5] * 200
+    parts = ClassesPerClient(200, 5)(letters, 0)  # as in Fed+, on FEMNIST
     assert set(parts.sizes) == {120}
     pairs = Counter(frozenset(np.unique(letters[part])) for part in parts)
-    assert len(pairs) > 100  # of 252: who shares classes with whom is random
+    assert len(pairs) > 100  # of 252
 
 
 # Natural clients

@@ -45,29 +45,23 @@ def test_the_public_draws_are_those_of_their_description(per_client, exponent, s
     assert [part.tolist() for part in parts] == expected
 
 
-def test_seed_1_gives_27_of_the_30_cells_of_table_4():
-    cells = {(*row, e): cell for row, cells in TABLE_4.items() for e, cell in zip(EXPONENTS, cells, strict=True)}
-    labels = {name: np.repeat(np.arange(10), sizes) for name, sizes in CLASS_SIZES.items()}
-    differing = [(name, c, e) for (name, c, e), cell in cells.items() if classes_held(labels[name], c, e) != cell]
-    assert len(cells) == 30
+LABELS = {name: np.repeat(np.arange(10), sizes) for name, sizes in CLASS_SIZES.items()}
+CELLS = {(*row, e): cell for row, cells in TABLE_4.items() for e, cell in zip(EXPONENTS, cells, strict=True)}
+
+
+def test_seed_1_gives_27_of_the_30_cells_of_table_4_and_no_other_seed_comes_near():
+    """docs/results.md says that the best of the seeds 0 and 2 to 59 has 12 of the 30; a few of them are tried here."""
+    differing = [(name, c, e) for (name, c, e), cell in CELLS.items() if classes_held(LABELS[name], c, e) != cell]
+    assert len(CELLS) == 30
     assert differing == [("CIFAR-10", 1, 1.2), ("CIFAR-10", 1, 1.3), ("CIFAR-10", 3, 1.1)]
-
-
-def test_no_other_seed_comes_near_the_papers_cells():
-    """docs/results.md says that the best of the seeds 0 and 2 to 59 has 12 of the 30."""
-    labels = {name: np.repeat(np.arange(10), sizes) for name, sizes in CLASS_SIZES.items()}
-    cells = [
-        (labels[name], c, e, cell) for (name, c), row in TABLE_4.items() for e, cell in zip(EXPONENTS, row, strict=True)
-    ]
-    counts = {seed: sum(classes_held(*given, seed) == cell for *given, cell in cells) for seed in range(60)}
-    assert counts.pop(1) == 27
-    assert max(counts.values()) == 12
+    for seed in (0, *range(2, 8)):
+        assert sum(classes_held(LABELS[name], c, e, seed) == cell for (name, c, e), cell in CELLS.items()) <= 12
 
 
 @pytest.mark.parametrize(("exponent", "fewest"), [(1.1, 2), (1.2, 2), (1.3, 2), (1.4, 1), (1.5, 1)])
 def test_every_digit_of_mnist_has_two_holders_at_least_if_sizes_grow_slowly(exponent, fewest):
     """docs/results.md says so of exponents up to 1.3, and that one client holds all of the digit 2 beyond."""
-    labels = np.repeat(np.arange(10), CLASS_SIZES["MNIST"])
+    labels = LABELS["MNIST"]
     parts = PowerLaw(20, 1, exponent, style="public", seed=1)(labels, seed=0)
     holders = Counter(label for part in parts for label in np.unique(labels[part]).tolist())
     assert min(holders.values()) == fewest

@@ -11,7 +11,7 @@ from helpers.command_line import run_cli
 from torch import nn
 
 from fedbc_lightning import Codecs, FedAvg, FedBC
-from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, L2SGDPlus
+from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import totals
@@ -25,10 +25,9 @@ from fedbc_lightning.studies.study_run import note_beginning, note_end
 CASES = {
     "fedbc": (lambda: FedBC(dual_lr=0.1), {"local_epochs": 2, "max_rounds": 12}),
     "scaffold, buffers stay": (SCAFFOLD, {"buffers": "local"}),
-    "ditto": (lambda: Ditto(penalty=0.1), {"eval_every_n_rounds": 2}),
     "l2gd": (lambda: L2GD(0.1, 0.4, 0.1), {"clients_per_round": 1.0, "max_rounds": 12}),
     "l2sgd+, tables": (lambda: L2SGDPlus(0.1, 0.4, 0.1), {"clients_per_round": 1.0}),
-    "centralized": (Centralized, {}),
+    "centralized": (Centralized, {"eval_every_n_rounds": 2}),
     "stragglers dropped": (FedAvg, {"stragglers": Stragglers(fraction=0.4, partial_work="dropped"),
                                     "clients_per_round": 5}),
     "coded": (FedAvg, {"codec": Codecs(TopK(0.1), BFloat16())}),
@@ -76,7 +75,7 @@ def test_what_is_said_is_what_the_run_does(tmp_path, case):
     assert found.memory["now, at its peak"] > 0
 
 
-@pytest.mark.parametrize("case", ["fedbc", "scaffold, buffers stay", "l2sgd+, tables"])
+@pytest.mark.parametrize("case", ["scaffold, buffers stay", "l2sgd+, tables"])
 def test_a_run_after_it_is_the_same(tmp_path, case):
     make, options = CASES[case]
     states = []
@@ -94,15 +93,14 @@ def test_a_run_after_it_is_the_same(tmp_path, case):
     assert_equal_trees(*states)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_both_engines_are_timed(tmp_path, engine):
     torch.manual_seed(0)
     trainer = make_trainer(tmp_path, engine=engine, clients_per_round=5)
     found = trainer.plan(Linear(), BoringData(), FedBC(dual_lr=0.1))
     assert set(found.round_seconds) == {"sequential", "vectorized"}
     assert min(found.round_seconds.values()) > 0
-    assert found.engine == engine or engine == "auto"
-    assert found.not_timed == ""
+    assert (found.engine, found.not_timed) == (engine, "")
 
 
 def test_rows_in_a_file(tmp_path, monkeypatch):
@@ -156,8 +154,6 @@ def test_the_command_prints_and_writes_nothing(project, capsys):
     assert run_cli("plan", "--config", config, "--trainer.logger", "lightning.pytorch.loggers.CSVLogger",
                    "--trainer.logger.save_dir", "logs") == 0  # fmt: skip
     assert not Path("logs").exists()
-    assert run_cli("plan", "--help") == 0
-    assert "time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
     assert run_cli("--help") == 0
     assert "plan tell time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
 
@@ -213,15 +209,12 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys):
     assert (rows["disk"] > 0).all()
     assert (rows["seconds"] > 0).all()
     assert total_seconds(rows, 2) == pytest.approx(rows["seconds"].sum() / 2)
-    assert not Path("studies").exists()
-    assert not Path("runs").exists()
-
     capsys.readouterr()
     assert run_cli("plan", "--config", "study.yaml", "--seeds", "1") == 0
     said = capsys.readouterr().out
     assert "on 2 workers" in said
     assert said.count("FedProx") == 2
-    assert not Path("studies").exists()
+    assert not any(Path(folder).exists() for folder in ("studies", "runs"))
 
 
 def test_finished_runs_of_a_study_count_for_nothing(study):
@@ -241,19 +234,6 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
             (trial.folder / "FedAvg-0/metrics.csv").touch()
     rows = plan_study(study)
     assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
-
-
-def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):
-    overrides = {"algorithm.mu": 0.5}
-    algorithms = {"FedProx": {}, "FedAvg": {}}
-    Path("study.yaml").write_text(
-        yaml.safe_dump({**STUDY, "algorithms": algorithms, "variants": {"a": {}, "b": overrides}})
-    )
-    assert run_cli("plan", "--config", "study.yaml") == 1
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("fedbc-cli: error: b / FedAvg: ")
-    assert said.err.count("\n") == 1
 
 
 def test_durations_are_said_as_people_do():

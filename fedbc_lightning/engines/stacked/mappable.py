@@ -72,9 +72,7 @@ def try_step(bench: Workbench) -> None:
     """
     user, data = bench.user, bench.datamodule
     with preserved_globals(user.device):
-        batch = user.to_device(
-            data.first_batch(int(data.training_clients[0]), "train", data.batch_size, device=user.device)
-        )
+        batch = user.to_device(next(iter(data.fixed_batches(int(data.training_clients[0]), device=user.device))))
         if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
             raise NotVectorizableError("stacks the tensors of batches, and these hold other things")
         user.train_mode()
