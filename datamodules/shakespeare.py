@@ -159,7 +159,8 @@ class ShakespeareDataModule(IndexedDataModule):
     def load(self) -> LoadedData:
         """Return all roles' sequences, in the order of the file."""
         self.num_unknown = 0
-        data = self._load_leaf() if self._is_leaf() else self._load_text()
+        is_leaf = self.path.is_dir() or self.path.suffix == ".json"
+        data = self._load_leaf() if is_leaf else self._load_text()
         if self.num_unknown:
             rank_zero_info(
                 f"'{self.path}': characters outside LEAF's alphabet of {len(ALPHABET)}: {self.num_unknown:,}; they "
@@ -176,9 +177,6 @@ class ShakespeareDataModule(IndexedDataModule):
             if self.val_fraction:
                 self.splits["train"], self.splits["val"] = _cut(held, self.val_fraction)
         return data.dataset
-
-    def _is_leaf(self) -> bool:
-        return self.path.is_dir() or self.path.suffix == ".json"
 
     def _load_leaf(self) -> LoadedData:
         if self.stride is not None:

@@ -45,7 +45,7 @@ class SyntheticDataModule(IndexedDataModule):
         dimension: Length of x, at least 1.
         num_classes: Number of classes, at least 2.
         style: How the draws are made: ``"own"``, with this package's generators, for many clients at once; or
-            ``"public"``, see :func:`draw_synthetic_publicly`.
+            ``"public"``, see :meth:`draw_publicly`.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule` (e.g. ``batch_size``, ``seed``).
 
     Raises:
@@ -82,105 +82,78 @@ class SyntheticDataModule(IndexedDataModule):
         if self.style == "public" and not 0 <= self.split_seed < 2**32:
             raise ConfigurationError(f"data.seed={self.split_seed}: the public draws take a seed from 0 to {2**32 - 1}")
         if self.style == "public":
-            inputs, labels, sizes = draw_synthetic_publicly(
-                self.split_seed, self.num_clients, self.alpha, self.beta, self.dimension, self.num_classes
-            )
+            inputs, labels, sizes = self.draw_publicly()
         else:
             rng = seeding.numpy_generator(self.split_seed, "synthetic")
             sizes = _draw_sizes(rng, self.num_clients)
-            inputs, labels = draw_synthetic(
-                rng, sizes, self.alpha, self.beta, self.iid, self.dimension, self.num_classes
-            )
+            inputs, labels = self.draw(rng, sizes)
         dataset = ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(labels)))
         return LoadedData(dataset, labels, clients=np.repeat(np.arange(self.num_clients), sizes))
+
+    def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the samples in the style ``own``.
+
+        Args:
+            rng: Generator of all draws.
+            sizes: Number of samples of each client ``(N,)``.
+
+        Returns:
+            Inputs float32 ``(sum(sizes), dimension)`` and classes int64 ``(sum(sizes),)``, one client after the other.
+        """
+        num_clients = len(sizes)
+        rng.normal(0, self.alpha, num_clients)  # u_i: drawn as in the public codes but unused, as it changes no argmax
+        input_means = np.repeat(rng.normal(0, self.beta, (num_clients, 1)), self.dimension, axis=1)  # B_i
+        num_models = 1 if self.iid else num_clients
+        models = np.empty((num_models, self.dimension + 1, self.num_classes), dtype=np.float32)  # W_i above b_i
+        for start in range(0, num_models, CHUNK):
+            some = models[start : start + CHUNK]
+            some[:] = rng.standard_normal(some.shape)
+        # Without this draw of v_i around B_i, all coordinates of a client's inputs have the mean B_i.
+        if not self.iid:
+            input_means += rng.standard_normal((num_clients, self.dimension))  # v_i
+        inputs = rng.standard_normal((sizes.sum(), self.dimension), dtype=np.float32)
+        # Standard deviations: the variance is j^-1.2.
+        inputs *= np.arange(1, self.dimension + 1, dtype=np.float32) ** -0.6
+        labels = np.empty(len(inputs), dtype=np.int64)
+        ends = np.cumsum(sizes)
+        for client, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+            model = models[0 if self.iid else client]
+            inputs[start:end] += input_means[client].astype(np.float32)
+            labels[start:end] = (inputs[start:end] @ model[:-1] + model[-1]).argmax(axis=1)
+        return inputs, labels
+
+    def draw_publicly(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw the samples exactly as the FedBC authors' public code does, in the order of its draws.
+
+        NumPy's older generator draws, for all clients: sizes, u_i, B_i; for each client: v_i; then for each client:
+        W_i, b_i and the inputs. Labels are computed in float64. Last, Python's generator shuffles each client's
+        samples.
+
+        Returns:
+            Inputs float32 ``(M, dimension)`` and classes int64 ``(M,)``, one client after the other, and the number of
+            samples of each client, int64 ``(N,)`` with sum M.
+        """
+        rng, shuffler = np.random.RandomState(self.split_seed), random.Random(self.split_seed)
+        sizes = _draw_sizes(rng, self.num_clients)
+        model_means = rng.normal(0, self.alpha, self.num_clients)  # u_i
+        input_centres = rng.normal(0, self.beta, self.num_clients)  # B_i
+        input_means = [rng.normal(centre, 1, self.dimension) for centre in input_centres]  # v_i
+        covariance = np.diag(np.arange(1, self.dimension + 1) ** -1.2)
+        inputs, labels = [], []
+        for size, model_mean, input_mean in zip(sizes.tolist(), model_means, input_means, strict=True):
+            weight = rng.normal(model_mean, 1, (self.dimension, self.num_classes))
+            bias = rng.normal(model_mean, 1, self.num_classes)
+            x = rng.multivariate_normal(input_mean, covariance, size)
+            order = list(range(size))
+            shuffler.shuffle(order)
+            inputs.append(x[order].astype(np.float32))
+            labels.append((x @ weight + bias).argmax(axis=1)[order])
+        return np.concatenate(inputs), np.concatenate(labels), sizes
 
 
 def _draw_sizes(rng: np.random.Generator | np.random.RandomState, num_clients: int) -> np.ndarray:
     """Return the clients' numbers of samples, ⌊LogNormal(4, 2)⌋ + 50, int64 ``(N,)``."""
     return np.floor(rng.lognormal(4, 2, num_clients)).astype(np.int64) + 50
-
-
-def draw_synthetic(
-    rng: np.random.Generator,
-    sizes: np.ndarray,
-    alpha: float,
-    beta: float,
-    iid: bool = False,
-    dimension: int = 60,
-    num_classes: int = 10,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw samples of Synthetic(alpha, beta), which :class:`SyntheticDataModule` defines.
-
-    Args:
-        rng: Generator of all draws.
-        sizes: Number of samples of each client ``(N,)``.
-        alpha: Standard deviation of u_i; it changes nothing that is returned.
-        beta: Standard deviation of B_i.
-        iid: Whether all clients share one model.
-        dimension: Length of x.
-        num_classes: Number of classes.
-
-    Returns:
-        Inputs float32 ``(sum(sizes), dimension)`` and classes int64 ``(sum(sizes),)``, one client after the other.
-    """
-    num_clients = len(sizes)
-    rng.normal(0, alpha, num_clients)  # u_i: drawn as in the public codes but not used, as it changes no argmax
-    input_means = np.repeat(rng.normal(0, beta, (num_clients, 1)), dimension, axis=1)  # B_i
-    num_models = 1 if iid else num_clients
-    models = np.empty((num_models, dimension + 1, num_classes), dtype=np.float32)  # W_i above b_i
-    for start in range(0, num_models, CHUNK):
-        some = models[start : start + CHUNK]
-        some[:] = rng.standard_normal(some.shape)
-    # Without this draw of v_i around B_i, all coordinates of a client's inputs have the mean B_i.
-    if not iid:
-        input_means += rng.standard_normal((num_clients, dimension))  # v_i
-    inputs = rng.standard_normal((sizes.sum(), dimension), dtype=np.float32)
-    inputs *= np.arange(1, dimension + 1, dtype=np.float32) ** -0.6  # of standard deviations: the variance is j^-1.2
-    labels = np.empty(len(inputs), dtype=np.int64)
-    ends = np.cumsum(sizes)
-    for client, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
-        model = models[0 if iid else client]
-        inputs[start:end] += input_means[client].astype(np.float32)
-        labels[start:end] = (inputs[start:end] @ model[:-1] + model[-1]).argmax(axis=1)
-    return inputs, labels
-
-
-def draw_synthetic_publicly(
-    seed: int, num_clients: int, alpha: float, beta: float, dimension: int = 60, num_classes: int = 10
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw Synthetic(alpha, beta) exactly as the FedBC authors' public code does, in the order of its draws.
-
-    NumPy's older generator draws, for all clients: sizes, u_i, B_i; for each client: v_i; then for each client: W_i,
-    b_i and the inputs. Labels are computed in float64. Last, Python's generator shuffles each client's samples.
-
-    Args:
-        seed: Seed of both generators, from 0 to 2³² - 1; 1 in the public scripts.
-        num_clients: Number of clients N.
-        alpha: Standard deviation of u_i.
-        beta: Standard deviation of B_i.
-        dimension: Length of x.
-        num_classes: Number of classes.
-
-    Returns:
-        Inputs float32 ``(M, dimension)`` and classes int64 ``(M,)``, one client after the other, and the number of
-        samples of each client, int64 ``(N,)`` with sum M.
-    """
-    rng, shuffler = np.random.RandomState(seed), random.Random(seed)
-    sizes = _draw_sizes(rng, num_clients)
-    model_means = rng.normal(0, alpha, num_clients)  # u_i
-    input_centres = rng.normal(0, beta, num_clients)  # B_i
-    input_means = [rng.normal(centre, 1, dimension) for centre in input_centres]  # v_i
-    covariance = np.diag(np.arange(1, dimension + 1) ** -1.2)
-    inputs, labels = [], []
-    for size, model_mean, input_mean in zip(sizes.tolist(), model_means, input_means, strict=True):
-        weight = rng.normal(model_mean, 1, (dimension, num_classes))
-        bias = rng.normal(model_mean, 1, num_classes)
-        x = rng.multivariate_normal(input_mean, covariance, size)
-        order = list(range(size))
-        shuffler.shuffle(order)
-        inputs.append(x[order].astype(np.float32))
-        labels.append((x @ weight + bias).argmax(axis=1)[order])
-    return np.concatenate(inputs), np.concatenate(labels), sizes
 
 
 NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
@@ -236,42 +209,34 @@ class SyntheticRegressionDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""
-        rng = seeding.numpy_generator(self.split_seed, "synthetic regression")
-        inputs, targets = draw_regression(rng, self.num_clients, self.samples_per_client, self.dimension, self.std)
+        inputs, targets = self.draw(seeding.numpy_generator(self.split_seed, "synthetic regression"))
         tensors = torch.from_numpy(inputs).flatten(0, 1), torch.from_numpy(targets).flatten()
         return LoadedData(
             ArrayDataset(tensors), clients=np.repeat(np.arange(self.num_clients), self.samples_per_client)
         )
 
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw all samples.
 
-def draw_regression(
-    rng: np.random.Generator, num_clients: int, num_samples: int, dimension: int, std: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw samples of the synthetic regression that :class:`SyntheticRegressionDataModule` defines.
+        Args:
+            rng: Generator of all draws, in this order: w̄, the last client's w̄, the Laplace noise, μ, x, the noise of y.
 
-    Args:
-        rng: Generator of all draws, in this order: w̄, the last client's w̄, the Laplace noise, μ, x, the noise of y.
-        num_clients: Number of clients N.
-        num_samples: Number of samples of each client, n.
-        dimension: Length of x, d.
-        std: Whether b of N(a, b) is a standard deviation.
-
-    Returns:
-        Inputs float32 ``(N, n, d)`` and targets float32 ``(N, n)``.
-    """
-    noise, mean, model, outlier = (b if std else b**0.5 for b in (NOISE, MEAN, MODEL, OUTLIER))
-    center, other = rng.normal(0, model, dimension), rng.normal(0, outlier, dimension)
-    weights = rng.laplace(0, LAPLACE_SCALE, (num_clients, dimension))
-    weights += center
-    # Fed+ gives the last client a model of its own kind, around another w̄ of ten times the variance: an outlier that
-    # one global model cannot fit.
-    weights[-1] += other - center
-    means = rng.normal(0, mean, (num_clients, dimension)).astype(np.float32)
-    remainder = np.arange(1, dimension + 1) % 50
-    scale = np.where(remainder == 0, 1, remainder) ** -0.55  # of standard deviations: the variance is mod(j, 50)^-1.1
-    inputs = rng.standard_normal((num_clients, num_samples, dimension), dtype=np.float32)
-    inputs *= scale.astype(np.float32)
-    inputs += means[:, None]
-    targets = (inputs @ weights.astype(np.float32)[:, :, None])[:, :, 0]
-    targets += noise * rng.standard_normal(targets.shape, dtype=np.float32)
-    return inputs, targets
+        Returns:
+            Inputs float32 ``(N, n, d)`` and targets float32 ``(N, n)``.
+        """
+        noise, mean, model, outlier = (b if self.std else b**0.5 for b in (NOISE, MEAN, MODEL, OUTLIER))
+        center, other = rng.normal(0, model, self.dimension), rng.normal(0, outlier, self.dimension)
+        weights = rng.laplace(0, LAPLACE_SCALE, (self.num_clients, self.dimension))
+        weights += center
+        # Fed+ gives the last client a model of its own kind, around another w̄ of ten times the variance: an outlier
+        # that one global model cannot fit.
+        weights[-1] += other - center
+        means = rng.normal(0, mean, (self.num_clients, self.dimension)).astype(np.float32)
+        remainder = np.arange(1, self.dimension + 1) % 50
+        scale = np.where(remainder == 0, 1, remainder) ** -0.55  # standard deviations: the variance is mod(j, 50)^-1.1
+        inputs = rng.standard_normal((self.num_clients, self.samples_per_client, self.dimension), dtype=np.float32)
+        inputs *= scale.astype(np.float32)
+        inputs += means[:, None]
+        targets = (inputs @ weights.astype(np.float32)[:, :, None])[:, :, 0]
+        targets += noise * rng.standard_normal(targets.shape, dtype=np.float32)
+        return inputs, targets

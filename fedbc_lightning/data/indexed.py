@@ -250,7 +250,7 @@ class IndexedDataModule(FederatedDataModule):
         try:
             parts.check(num_samples, complete=partitioner.complete)
         except ConfigurationError as error:
-            raise ConfigurationError(f"data.partitioner: {name} must give each sample once: {error}") from None
+            raise ConfigurationError(f"data.partitioner: {name}: {error}") from None
         return parts
 
     def _test_fraction_of(self, data: LoadedData) -> float | None:

@@ -125,27 +125,23 @@ class Partition(Sequence[np.ndarray]):
             complete: Whether every sample must be given to a client.
 
         Raises:
-            ConfigurationError: A check fails; the message names the first such sample.
+            ConfigurationError: A check fails; the message names a sample.
         """
-        wrong = np.flatnonzero((self.indices < 0) | (self.indices >= num_samples))
+        wrong = self.indices[(self.indices < 0) | (self.indices >= num_samples)]
         if len(wrong):
             raise ConfigurationError(
-                f"client {self._client_at(wrong[0])} holds sample {self.indices[wrong[0]]}, but the "
-                f"data has {num_samples} samples, 0 to {num_samples - 1}; partition this data"
+                f"a client holds sample {wrong[0]}, but the data has {num_samples} samples, 0 to {num_samples - 1}; "
+                "partition this data"
             )
-        holders = np.bincount(self.indices, minlength=num_samples)
-        if holders.max(initial=0) > 1:
-            sample = int(holders.argmax())
-            clients = [self._client_at(k) for k in np.flatnonzero(self.indices == sample)[:2]]
+        times = np.bincount(self.indices, minlength=num_samples)
+        is_wrong = times != 1 if complete else times > 1
+        if is_wrong.any():
+            # A sample at two clients comes before one at none: it may be the reason why the other is missing.
+            sample = int(times.argmax()) if times.max() > 1 else int(times.argmin())
             raise ConfigurationError(
-                f"sample {sample} is given to client {clients[0]} and again to client {clients[1]}; "
-                f"give each of the {num_samples} samples {'exactly' if complete else 'at most'} once"
-            )
-        if complete and len(self.indices) < num_samples:
-            raise ConfigurationError(
-                f"{num_samples - len(self.indices)} of {num_samples} samples are given to nobody, "
-                f"the first is sample {holders.argmin()}; give each exactly once, or say `complete = False` in the "
-                "partitioner's class if some are meant to be left out"
+                f"{is_wrong.sum()} of {num_samples} samples are not given {'exactly' if complete else 'at most'} once: "
+                f"sample {sample} is given {times[sample]} times; say `complete = False` in the partitioner's class if "
+                "some are meant to be left out"
             )
 
     def hash(self) -> str:
@@ -198,9 +194,6 @@ class Partition(Sequence[np.ndarray]):
                 f"data.partitioner.path='{path}': cannot be read ({first_line(error)}); give the partition.npz of a run"
             ) from None
         return saved
-
-    def _client_at(self, position: int) -> int:
-        return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
 
 @dataclass

@@ -66,13 +66,6 @@ def test_sizes_and_loaders(hide):
     assert data.calls == 3
 
 
-def test_both_paths_agree_over_the_whole_module():
-    fast, slow = Toy(val_fraction=0.3, batch_size=4), Toy(val_fraction=0.3, batch_size=4, hide=True)
-    assert isinstance(fast.client_dataset(2, "train"), ArrayDataset)
-    assert not isinstance(slow.client_dataset(2, "train"), ArrayDataset)
-    assert inputs_of(fast.client_train_dataloader(1)) == inputs_of(slow.client_train_dataloader(1))
-
-
 def test_the_seed_is_the_runs_unless_given(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "11")
     assert inputs_of(Toy().client_train_dataloader(2)) == inputs_of(Toy().client_train_dataloader(2, seed=11))
@@ -197,10 +190,6 @@ def test_a_plain_lightning_trainer_takes_it(tmp_path):
     assert len(model.validated) == 2 * one.num_samples("val").sum() == 6
     trainer.test(model, datamodule=one, verbose=False)
     assert model.tested == [50, 51, 52]
-    many = Toy(batch_size=20, tests=0)
-    model = Mean()
-    lightning.Trainer(**options, limit_val_batches=0).fit(model, datamodule=many)
-    assert [len(batch) for batch in model.seen] == [20, 18] * 2
 
 
 def test_data_of_few_clients_are_kept(monkeypatch):

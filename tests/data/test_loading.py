@@ -79,17 +79,6 @@ def test_batches_of_one_form_come_together(augment, at_once, monkeypatch):
     assert list(map(len, of_users.stretches())) == [1] * 5
 
 
-def test_the_order_is_the_one_of_the_seeds():
-    dataset = ArrayDataset(sample_tensors())
-    loader = ClientLoader(dataset, 5, EpochSampler(23, seed=3, round=4, client=2))
-    for epoch in (0, 1, 0):
-        loader.set_epoch(epoch)
-        order = torch.randperm(23, generator=seeding.generator(3, "shuffle", 4, 2, epoch))
-        assert torch.equal(torch.cat([targets for _, targets in loader]), order % 3)
-        loader.sampler.set_epoch(epoch)
-        assert list(loader.sampler) == order.tolist()
-
-
 def test_augmentation_is_drawn_by_round_client_epoch_and_step():
     tensors = sample_tensors()
     raw = ArrayDataset(tensors, None, halve, shift)
@@ -208,15 +197,13 @@ def test_labels_are_found_without_reading_samples():
 
     assert labels_of(Files(targets=[1, 2, 0, 1])).tolist() == [1, 2, 0, 1]
     assert labels_of(Files(labels=torch.tensor([1, 2, 0, 1]))).tolist() == [1, 2, 0, 1]
-    assert labels_of(Files(targets=["a", "b", "c", "d"])) is None
-    assert labels_of(Files(targets=[1, 2])) is None
-    assert labels_of(Files(targets=[[1], [2, 3], [4], [5]])) is None
-    assert labels_of(Files()) is None
+    for targets in (["a", "b", "c", "d"], [1, 2], [[1], [2, 3], [4], [5]], None):
+        assert labels_of(Files(targets=targets)) is None
     joined = ConcatDataset([Subset(Files(targets=[1, 2, 0, 1]), [3, 1]), TensorDataset(*sample_tensors(3))])
     assert labels_of(joined).tolist() == [1, 2, 0, 1, 2]
     assert labels_of(ConcatDataset([Files(), TensorDataset(*sample_tensors(3))])) is None
-    assert labels_of(TensorDataset(torch.zeros(3), torch.zeros(3))) is None
-    assert labels_of(TensorDataset(torch.arange(3))) is None
+    for tensors in ((torch.zeros(3), torch.zeros(3)), (torch.arange(3),)):
+        assert labels_of(TensorDataset(*tensors)) is None
     assert labels_of(ArrayDataset(sample_tensors(), torch.tensor([2, 1]))).tolist() == [2, 1]
 
 

@@ -310,7 +310,7 @@ def test_a_partitioner_that_loses_samples_is_caught():
             return super().__call__(labels[1:], seed)
 
     data = PartitionedDataModule(SIXTEEN, Losing(2))
-    with pytest.raises(ConfigurationError, match="Losing must give each sample once: 1 of 16"):
+    with pytest.raises(ConfigurationError, match="Losing: 1 of 16 samples are not given exactly once"):
         data.setup()
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.source

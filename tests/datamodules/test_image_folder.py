@@ -6,7 +6,6 @@ import torch
 from fedbc_lightning.datamodules import ImageFolderDataModule
 from helpers.data_formats import ready, write_image_folder
 from PIL import Image
-from torchvision.transforms import v2
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset
@@ -131,15 +130,6 @@ def test_a_broken_image_is_named(tmp_path, suffix):
     with pytest.raises(ConfigurationError, match=rf"cannot read the image '{path}'") as error:
         ready(ImageFolderDataModule(str(root), IID(2)))
     assert "\n" not in str(error.value)
-
-
-def test_a_transform_takes_the_place_of_mean_and_std(tmp_path):
-    root = write_image_folder(tmp_path / "images", num_per_class=2)
-    halve = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Resize(8)])
-    data = ready(ImageFolderDataModule(str(root), IID(2), transform=halve))
-    pixels = data.source.pool.tensors[0][3:4]
-    assert torch.equal(data.source[3][0][None], halve(pixels))
-    assert data.source[3][0].shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (0.5, 0.5)},

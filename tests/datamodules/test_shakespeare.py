@@ -1,5 +1,7 @@
 """Next-character data: from plays, from LEAF's files, and what is kept apart for the test."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from fedbc_lightning.datamodules import ShakespeareDataModule
@@ -101,52 +103,35 @@ def test_all_targets_do_not_overlap(tmp_path):
     assert decode_text(only[0][0]) == words(500, 6)[:20]
 
 
-@pytest.mark.parametrize("stride", [1, 3, 20])
-def test_overlapping_windows_are_kept_apart(tmp_path, stride):
-    """No test window shares a character with a training window, but the one that follows it."""
-    texts = {"A": words(0, 50), "B": words(500, 90), "C": words(0, 6)}
-    path = write_roles(tmp_path / "play.txt", **texts)
-    data = ready(path, Natural(), targets="last", sequence_length=20, stride=stride, test_fraction=0.25)
-    for client, text in enumerate(texts.values()):
-        starts = {}
-        for split in ("train", "test"):
-            loader = data.client_eval_dataloader(client, split)
-            pairs = [] if loader is None else [pair for x, y in loader for pair in zip(x, y, strict=True)]
-            starts[split] = [text.index(decode_text(x)) for x, _ in pairs]
-            for start, (_, y) in zip(starts[split], pairs, strict=True):
-                assert decode_text(y[None]) == text[start + 20]
-        if client == 2:
-            assert starts == {"train": [0], "test": []}
-            continue
-        everything = list(range(0, len(text) - 20, stride))
-        train, test = starts["train"], starts["test"]
-        assert train == everything[: len(train)]
-        assert test == everything[-len(test) :]
-        assert 0 <= test[0] - (train[-1] + 20) < stride
-        assert len(train) == int(0.75 * (len(train) + len(test)))
-
-
 def positions(data, text, split, client=0):
     """Where each window of a client's part starts in the text."""
     loader = data.client_eval_dataloader(client, split)
     return [text.index(decode_text(x)) for inputs, _ in loader for x in inputs]
 
 
-@pytest.mark.parametrize("stride", [1, 7])
-def test_validation_windows_are_kept_apart_too(tmp_path, stride):
-    text = words(0, 90)
-    path = write_roles(tmp_path / "play.txt", A=text, B=words(500, 90))
-    data = ready(path, Natural(), targets="last", sequence_length=20, stride=stride, val_fraction=0.25)
-    train, val, test = (positions(data, text, split) for split in ("train", "val", "test"))
-    starts = list(range(0, len(text) - 20, stride))
-    assert train == starts[: len(train)]
-    assert val == starts[starts.index(val[0]) :][: len(val)]
-    assert test == starts[-len(test) :]
-    assert 0 <= val[0] - (train[-1] + 20) < stride
-    assert 0 <= test[0] - (val[-1] + 20) < stride
-    assert len(val) == pytest.approx((len(train) + len(val)) / 4, abs=1)
-    assert len(test) == pytest.approx((len(train) + len(val) + len(test)) / 5, abs=1)
-    assert len(data.pooled_dataset("val")) == data.num_samples("val").sum()
+@pytest.mark.parametrize("stride", [1, 7, 20])
+def test_overlapping_windows_are_kept_apart(tmp_path, stride):
+    """No test or validation window shares a character with one before the cut, but the one that follows it."""
+    texts = {"A": words(0, 90), "B": words(500, 90), "C": words(0, 6)}
+    path = write_roles(tmp_path / "play.txt", **texts)
+    splits = ("train", "test") if stride == 20 else ("train", "val", "test")
+    options = {"val_fraction": 0.25 * (len(splits) - 2), "sequence_length": 20, "stride": stride}
+    data = ready(path, Natural(), targets="last", **options)
+    for client, text in enumerate((texts["A"], texts["B"])):
+        parts = [positions(data, text, split, client) for split in splits]
+        starts = list(range(0, len(text) - 20, stride))
+        for part in parts:
+            assert part == starts[starts.index(part[0]) :][: len(part)]
+        for before, after in pairwise(parts):
+            assert 0 <= after[0] - (before[-1] + 20) < stride
+        assert (parts[0][0], parts[-1][-1]) == (0, starts[-1])
+        assert len(parts[-1]) == pytest.approx(sum(map(len, parts)) / 5, abs=1)
+        if len(parts) > 2:
+            assert len(parts[1]) == pytest.approx((len(parts[0]) + len(parts[1])) / 4, abs=1)
+        inputs, targets = next(iter(data.client_eval_dataloader(client, "test")))
+        assert decode_text(targets) == "".join(text[text.index(decode_text(x)) + 20] for x in inputs)
+    assert positions(data, texts["C"], "train", 2) == [0]
+    assert data.client_eval_dataloader(2, "test") is None
 
 
 def test_overlapping_windows_of_a_role_stay_at_one_client(tmp_path):

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import SyntheticDataModule, SyntheticRegressionDataModule
-from fedbc_lightning.datamodules.synthetic import draw_regression, draw_synthetic
 from helpers.data_formats import ready
 
 from fedbc_lightning.core.errors import ConfigurationError
+
+
+def draw_synthetic(seed, sizes, *arguments):
+    """Draw with alpha, beta, iid, dimension and num_classes."""
+    alpha, beta, *others = arguments
+    return SyntheticDataModule(alpha, beta, len(sizes), *others).draw(np.random.default_rng(seed), np.array(sizes))
 
 
 def test_synthetic_shapes_and_sizes():
@@ -32,7 +37,7 @@ def test_synthetic_shapes_and_sizes():
 def test_synthetic_labels_and_inputs_follow_a_plain_loop():
     """The formulas of DATA.md written sample by sample over the same draws."""
     sizes, dim, classes, alpha, beta = np.array([5, 8, 3]), 4, 3, 0.7, 1.3
-    inputs, labels = draw_synthetic(np.random.default_rng(5), sizes, alpha, beta, False, dim, classes)
+    inputs, labels = draw_synthetic(5, sizes, alpha, beta, False, dim, classes)
     rng = np.random.default_rng(5)
     u = [rng.normal(0, alpha) for _ in sizes]
     b_mean = [rng.normal(0, beta) for _ in sizes]
@@ -55,7 +60,7 @@ def test_synthetic_labels_and_inputs_follow_a_plain_loop():
 def test_synthetic_moments():
     """Many clients: x of client i has mean v_i ~ N(B_i, 1), B_i ~ N(0, beta), and variances j^-1.2."""
     sizes, beta, dim = np.full(600, 60), 2.0, 20
-    inputs, _ = draw_synthetic(np.random.default_rng(0), sizes, 0.5, beta, False, dim, 2)
+    inputs, _ = draw_synthetic(0, sizes, 0.5, beta, False, dim, 2)
     blocks = inputs.reshape(600, 60, dim).astype(np.float64)
     assert blocks.var(axis=1, ddof=1).mean(axis=0) == pytest.approx(np.arange(1, dim + 1) ** -1.2, rel=0.05)
     means = blocks.mean(axis=1)
@@ -64,15 +69,15 @@ def test_synthetic_moments():
 
 
 def test_synthetic_alpha_moves_nothing_but_models_and_rounds_no_label():
-    one, labels = draw_synthetic(np.random.default_rng(0), np.array([300, 300]), 0.0, 10.0)
+    one, labels = draw_synthetic(0, np.array([300, 300]), 0.0, 10.0)
     for alpha in (9.0, 1e6):
-        other, moved = draw_synthetic(np.random.default_rng(0), np.array([300, 300]), alpha, 10.0)
+        other, moved = draw_synthetic(0, np.array([300, 300]), alpha, 10.0)
         assert np.array_equal(one, other)
         assert np.array_equal(labels, moved)  # u_i shifts all logits of a sample alike: argmax(Wx + b) does not see it
 
 
 def test_synthetic_iid_variant():
-    inputs, labels = draw_synthetic(np.random.default_rng(0), np.full(20, 3000), 0.5, 0.0, True, 10, 5)
+    inputs, labels = draw_synthetic(0, np.full(20, 3000), 0.5, 0.0, True, 10, 5)
     blocks, kinds = inputs.reshape(20, 3000, 10), labels.reshape(20, 3000)
     assert np.abs(blocks.mean(axis=1)).max() < 0.1
     shares = np.stack([np.bincount(kind, minlength=5) / 3000 for kind in kinds])
@@ -81,7 +86,7 @@ def test_synthetic_iid_variant():
     rng.normal(0, 0.5, 20), rng.normal(0, 0.0, 20)
     model = rng.standard_normal((11, 5))
     assert np.mean((inputs @ model[:10] + model[10]).argmax(axis=1) == labels) > 0.9999
-    shifted, _ = draw_synthetic(np.random.default_rng(0), np.full(4, 3000), 0.5, 3.0, True, 10, 5)
+    shifted, _ = draw_synthetic(0, np.full(4, 3000), 0.5, 3.0, True, 10, 5)
     centres = shifted.reshape(4, 3000, 10).mean(axis=1)
     assert np.ptp(centres, axis=1).max() < 0.1
     assert np.ptp(centres[:, 0]) > 1
@@ -94,7 +99,7 @@ def test_synthetic_iid_variant():
 def test_formulas_of_the_regression(std):
     """Many samples of a few clients: least squares gives w and the noise, moments give the mean and variances of x."""
     power = 2 if std else 1
-    inputs, targets = draw_regression(np.random.default_rng(0), 6, 30_000, 100, std)
+    inputs, targets = SyntheticRegressionDataModule(6, 30_000, 100, std).draw(np.random.default_rng(0))
     assert (inputs.dtype, targets.dtype) == (np.float32, np.float32)
     variances = np.array([1.0 if j % 50 == 0 else (j % 50) ** -1.1 for j in range(1, 101)])
     assert inputs.var(axis=1).mean(axis=0) == pytest.approx(variances, rel=0.05)

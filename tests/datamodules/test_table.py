@@ -229,7 +229,7 @@ def test_standardize_keeps_the_digits_of_large_numbers(tmp_path):
         ({"missing": "mean"}, r"data\.missing"),
         ({"exclude": ["bloood"]}, "data.exclude: no column 'bloood' in .*; did you mean 'blood'"),
         ({"exclude": ["age"], "features": ["pressure"]}, "data.exclude: data.features names all inputs already"),
-        ({"features": ["age", "hospital"], "categorical": []}, r"data\.features: got age, hospital; .* data.client only"),
+        ({"features": ["age", "hospital"], "categorical": []}, r"data\.features: got age, hospital; .*data.client"),
     ],
 )
 def test_columns_are_refused_by_name(tmp_path, arguments, message):

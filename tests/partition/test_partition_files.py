@@ -56,14 +56,14 @@ def test_the_hash_is_of_who_has_what_in_which_order():
 @pytest.mark.parametrize(
     ("parts", "complete", "words"),
     [
-        ([[0, 1], [2, 5]], False, ["client 1 holds sample 5", "5 samples, 0 to 4"]),
-        ([[0, 1], [-1]], False, ["client 1 holds sample -1"]),
-        ([[0, 1], [], [3, 1]], False, ["sample 1", "client 0 and again to client 2", "at most once"]),
-        ([[0, 1], [1, 2, 3, 4]], True, ["sample 1", "exactly once"]),
-        ([[0, 1], [4]], True, ["2 of 5 samples", "the first is sample 2", "complete = False"]),
+        ([[0, 1], [2, 5]], False, ["a client holds sample 5", "5 samples, 0 to 4"]),
+        ([[0, 1], [-1]], False, ["a client holds sample -1"]),
+        ([[0, 1], [], [3, 1]], False, ["1 of 5 samples", "at most once: sample 1 is given 2 times"]),
+        ([[0, 1], [1, 2, 3]], True, ["2 of 5 samples", "exactly once: sample 1 is given 2 times"]),
+        ([[0, 1], [4]], True, ["2 of 5 samples", "sample 2 is given 0 times", "complete = False"]),
     ],
 )
-def test_check_names_the_first_wrong_sample(parts, complete, words):
+def test_check_names_a_wrong_sample(parts, complete, words):
     message = refusal(lambda: Partition.from_parts([np.array(part, int) for part in parts]).check(5, complete=complete))
     assert all(word in message for word in words), message
     Partition.from_parts([np.array([3]), np.array([0])]).check(5, complete=False)
@@ -149,8 +149,8 @@ def test_lists_written_by_hand(tmp_path):
         )],
         *[(text, "cannot be read") for text in (b"[[0, 1],\n [2", b"\xff\xfe\x00", b"[" * 100_000)],
         (b'{"Romeo": [0], "Juliet": [1], "Romeo": [2]}', "cannot be read (a client stands in it twice)"),
-        (b"[[0, 500], [2]]", "client 0 holds sample 500, but the data has 500 samples"),
-        (b"[[0, 1], [1]]", "sample 1 is given to client 0 and again to client 1"),
+        (b"[[0, 500], [2]]", "a client holds sample 500, but the data has 500 samples"),
+        (b"[[0, 1], [1]]", "1 of 500 samples are not given at most once: sample 1"),
     ],
 )  # fmt: skip
 def test_lists_with_mistakes_are_refused(tmp_path, content, words):

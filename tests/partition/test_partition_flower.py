@@ -14,14 +14,10 @@ LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
 PARTITIONERS = [
     flwr.IidPartitioner(7),
-    flwr.ExponentialPartitioner(5),
-    flwr.SizePartitioner([500, 700, 800]),
     flwr.DirichletPartitioner(7, "label", 0.5),
-    flwr.DirichletPartitioner(7, "label", 0.5, self_balancing=True, seed=None),
     flwr.InnerDirichletPartitioner([500, 700, 800], "digit", 0.3),
     flwr.PathologicalPartitioner(20, "label", 2, class_assignment_mode="first-deterministic"),
     flwr.ShardPartitioner(7, "label", 3),
-    flwr.ContinuousPartitioner(5, "label", 0.5),
     flwr.DistributionPartitioner(np.full((10, 10), 0.1), 10, 10, "label", 5),
     flwr.GroupedNaturalIdPartitioner("label", 5),
 ]
@@ -45,8 +41,6 @@ def classes(parts):
 
 def test_what_they_promise_holds_for_our_samples():
     assert Flower(flwr.SizePartitioner([500, 700, 800]))(LABELS, 0).sizes.tolist() == [500, 700, 800]
-    inner = flwr.InnerDirichletPartitioner([500, 700, 800], "x", 0.3)
-    assert Flower(inner)(LABELS, 0).sizes.tolist() == [500, 700, 800]
     assert classes(Flower(flwr.NaturalIdPartitioner("label"))(LABELS, 0)) == [[label] for label in range(10)]
     two = Flower(flwr.PathologicalPartitioner(20, "label", 2, class_assignment_mode="deterministic"))(LABELS, 0)
     assert classes(two) == [sorted([i % 10, (i + 1) % 10]) for i in range(20)]

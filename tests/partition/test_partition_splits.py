@@ -20,19 +20,6 @@ def possible_draws(counts, fraction):
     return [[number + change * (k == chosen) for k, number in enumerate(wanted)] for chosen in largest]
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 50, 501])
-@pytest.mark.parametrize("num_classes", [1, 2, 10])
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.9])
-def test_stratified_split(size, num_classes, fraction):
-    labels = np.random.default_rng(size).integers(0, num_classes, size)
-    train, test = train_test_split(labels, fraction, rng=np.random.default_rng(1))
-    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(size))
-    assert len(train) >= 1
-    assert len(test) >= 1
-    counts = np.bincount(labels, minlength=num_classes)
-    assert np.bincount(labels[test], minlength=num_classes).tolist() in possible_draws(counts, fraction)
-
-
 @pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.9])
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("order", ["shuffled", "ordered"])
