@@ -14,13 +14,13 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.studies.conclusions import Readings, distances, judge, means
 from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
-from fedbc_lightning.studies.result_tables import cut_short, markdown
 from fedbc_lightning.studies.statistics import ROUNDS
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_record import RECORD, read_record
+from fedbc_lightning.studies.tables import claim_rows, cut_short, markdown
 
 WITHIN = 0.015
 """Distance to the paper's accuracy up to which a cell is counted as near."""
@@ -59,14 +59,11 @@ def show(folder: Path) -> None:
 
 def cells(study: Study, paper: Paper, ours: pd.DataFrame) -> Rows:
     """Return a row per algorithm, whose cells are our readings and the paper's mean in parentheses."""
-
-    def text(variant: str, name: str) -> str:
-        if (variant, name) not in ours.index:
-            return "-"
+    found = {}
+    for variant, name in ours.index:
         said = ", ".join(number(mean, paper.metric) for mean in ours.loc[(variant, name)])
-        return f"{said} ({number(paper.mean(name, study.levels[variant]), paper.metric)})"
-
-    return laid_out(paper.values, study.blocks(paper.only), text)
+        found[variant, name] = f"{said} ({number(paper.mean(name, study.levels[variant]), paper.metric)})"
+    return laid_out(paper.values, study.blocks(paper.only), found)
 
 
 def near(paper: Paper, found: pd.DataFrame) -> pd.DataFrame:

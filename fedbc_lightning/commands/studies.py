@@ -21,16 +21,16 @@ from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.report.write import runs_left_out, write_reports
+from fedbc_lightning.report.pages import begun_runs, write_reports
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.methods import SECTIONS
 from fedbc_lightning.studies.origins import UNCHECKED, check_precedence
 from fedbc_lightning.studies.parsed_runs import check_data_files
-from fedbc_lightning.studies.result_tables import show
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
 from fedbc_lightning.studies.study_run import as_word
+from fedbc_lightning.studies.tables import show
 
 RUN_KEYS = ("seed_everything", *SECTIONS)
 """Keys of the config of one run."""
@@ -301,6 +301,6 @@ def report(words: list[str]) -> int:
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     for file in write_reports(Path(given.folder), given.output and Path(given.output)):
         say(f"Report:  {file} ({file.stat().st_size / 1e6:.1f} MB)")
-    if others := [shlex.quote(str(Path(given.folder, run.name))) for run in runs_left_out(Path(given.folder))]:
+    if others := [shlex.quote(str(Path(given.folder, run.name))) for run in begun_runs(Path(given.folder))[-2::-1]]:
         say(f"It is about the newest of {len(others) + 1} runs; for the one before: {PROG} report {others[0]}")
     return 0

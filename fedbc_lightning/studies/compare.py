@@ -17,13 +17,13 @@ from fedbc_lightning.studies.drawing import draw_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.origins import check_origins, origin_rows
 from fedbc_lightning.studies.parsed_runs import parse
-from fedbc_lightning.studies.result_tables import latex, markdown, show, tables
 from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.statistics import can_choose
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import refuse
 from fedbc_lightning.studies.study_record import StudyRecord, write_record
 from fedbc_lightning.studies.study_run import State, flat
+from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tensorboard import FOLDER, write_means
 from fedbc_lightning.studies.tuning import validation_metric
 from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers

@@ -1,37 +1,120 @@
-"""Says in sentences, with numbers, how the algorithms of a study compare with its reference."""
+"""What the numbers of a study say: claims of papers that hold or fail here, and how the algorithms compare."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from fedbc_lightning.studies.numbers import is_share, signed
-from fedbc_lightning.studies.paper_rows import Judgement, verdict
-from fedbc_lightning.studies.statistics import ROUNDS
+from fedbc_lightning.studies.numbers import difference_and_interval, is_share, signed
+from fedbc_lightning.studies.paper import Claim, Paper
+from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 
+# Tidy tables of the same runs, one row per run, read at different rounds.
+Readings = Mapping[Report, pd.DataFrame]
 # What is said of an algorithm and the reference for each verdict on the claim that the algorithm is better.
 COMPARED = {"holds": "better than", "fails": "worse than", "open": "not told apart from"}
 CLAIMED = {"holds": "hold", "open": "stay open", "fails": "fail"}
 
 
-def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
-    """Return a sentence per algorithm about its difference to the reference, by the study's first metric.
+def reports(paper: Paper, study: Study) -> list[Report]:
+    """Return the readings of our runs that stand beside the paper's numbers; the study's own one comes first.
 
-    Args:
-        study: The study.
-        differences: Paired differences to the reference.
+    Papers rarely say whether their numbers are those of the last round, of a mean of rounds, or of the best round on
+    the test data, so all three are shown.
     """
-    found = differences[(differences["metric"] == study.metrics[0]) & differences["difference"].notna()]
-    sentences = []
-    for method in study.methods:
-        mine = found[found["algorithm"] == method.name]
-        if len(mine) == 1:
-            sentences.append(_of_one_variant(study, mine.iloc[0]))
-        elif len(mine):
-            sentences.append(_of_variants(study, mine))
-    return sentences
+    wanted = dict.fromkeys([study.report, *OF_PAPERS])
+    return [report for report in wanted if not report.startswith("best_on_") or can_choose(report, paper.metric)]
+
+
+def means(paper: Paper, readings: Readings) -> pd.DataFrame:
+    """Return our means of the paper's metric: a row per variant and algorithm, a column per reading."""
+    found = {report: summarise(results, [paper.metric]) for report, results in readings.items()}
+    return pd.DataFrame({report: one.set_index(["variant", "algorithm"])["mean"] for report, one in found.items()})
+
+
+def distances(paper: Paper, study: Study, ours: pd.DataFrame) -> pd.DataFrame:
+    """Return how far our means lie from the paper's, for the cells that both have at all readings."""
+    theirs = [paper.mean(name, study.levels[variant]) for variant, name in ours.index]
+    return ours.sub(pd.Series(theirs, index=ours.index, dtype=float), axis=0).abs().dropna()
+
+
+# claims of papers
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What our runs say of one claim of a paper, in one variant and at one reading.
+
+    Attributes:
+        better: Algorithm that is claimed to be better.
+        other: Algorithm that it is compared with.
+        report: Round at which our runs are read.
+        variant: Variant of the study.
+        said: ``holds``, ``fails`` or ``open``, from :func:`verdict`.
+        difference: Paired difference with its interval, and the paper's difference where it has one.
+    """
+
+    better: str
+    other: str
+    report: Report
+    variant: str
+    said: str
+    difference: str
+
+    @property
+    def title(self) -> str:
+        """The claim and the reading, e.g. ``FedBC better than FedAvg, last round``."""
+        return f"{self.better} better than {self.other}, {ROUNDS[self.report]}"
+
+
+def judge(paper: Paper, study: Study, readings: Readings) -> list[Judgement]:
+    """Decide for each claim of a paper, each reading and each variant whether the claim holds here.
+
+    A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
+    it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
+    """
+    present = {method.name for method in study.methods}
+    return [
+        found
+        for claim in paper.claims
+        for other in (claim.than if claim.better in present else ())
+        for report, results in (readings.items() if other in present else ())
+        for found in _judge(paper, study, report, results, claim, other)
+    ]
+
+
+def _judge(
+    paper: Paper, study: Study, report: Report, results: pd.DataFrame, claim: Claim, other: str
+) -> Iterator[Judgement]:
+    """Yield for each variant with a claim on ``other`` what our runs say of it."""
+    found = paired_differences(results, [paper.metric], other, study.confidence)
+    found = found[found["algorithm"] == claim.better].set_index("variant")
+    for variant, levels in study.levels.items():
+        names = {variant, *levels}
+        is_claimed = names.issuperset(paper.only) and (claim.variants is None or names & set(claim.variants))
+        if not is_claimed or variant not in found.index:
+            continue
+        cell = dict(found.loc[variant])
+        theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
+        from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
+        difference = difference_and_interval(cell, paper.metric, len(study.seed_list)) + from_paper
+        yield Judgement(claim.better, other, report, variant, verdict(study, cell), difference)
+
+
+def verdict(study: Study, row: Mapping[Any, Any]) -> str:
+    """Decide from its paired difference whether the claim holds that an algorithm is better than another.
+
+    Returns:
+        ``holds`` or ``fails`` where the interval lies on one side of 0, else ``open``; an interval that is NaN, of a
+        single seed, is open.
+    """
+    ends = [-row[end] if study.is_lower_better(row["metric"]) else row[end] for end in ("low", "high")]
+    return "holds" if min(ends) > 0 else "fails" if max(ends) < 0 else "open"
 
 
 def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
@@ -46,27 +129,20 @@ def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
     return [f"Of {num_claims} claim{'s' * (num_claims > 1)} of {title}, {'; '.join(counts)}."] if found else []
 
 
-def judged(study: Study, row: pd.Series) -> str:
-    """Return the verdict on the claim that an algorithm is better than the reference, from its paired difference."""
-    sign = -1 if study.is_lower_better(row["metric"]) else 1
-    return verdict(sign * row["low"], sign * row["high"])
+# differences to the reference
 
 
-def listed(parts: Sequence[str]) -> str:
-    """Join parts of a sentence with commas and "and"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
+    """Return a sentence per algorithm about its difference to the reference, by the study's first metric.
 
-
-def of_variants(count: int, num_variants: int) -> str:
-    """Say how many of several variants are meant.
-
-    Example:
-        >>> of_variants(2, 2), of_variants(3, 3), of_variants(1, 3)
-        ('both variants', 'all 3 variants', '1 of 3 variants')
+    Args:
+        study: The study.
+        differences: Paired differences to the reference.
     """
-    if count < num_variants:
-        return f"{count} of {num_variants} variants"
-    return "both variants" if num_variants == 2 else f"all {num_variants} variants"
+    found = differences[(differences["metric"] == study.metrics[0]) & differences["difference"].notna()]
+    each = [found[found["algorithm"] == method.name] for method in study.methods]
+    return [_of_one_variant(study, mine.iloc[0]) if len(mine) == 1 else _of_variants(study, mine)
+            for mine in each if len(mine)]  # fmt: skip
 
 
 def _of_one_variant(study: Study, row: pd.Series) -> str:
@@ -76,26 +152,26 @@ def _of_one_variant(study: Study, row: pd.Series) -> str:
     if row["num_pairs"] < 2:
         return f"{text} with one seed; several seeds would say whether that is more than chance."
     low, high = (signed(row[end], metric) for end in ("low", "high"))
-    said = judged(study, row)
     ending = {
         "holds": f"{name} is better.",
         "fails": f"{name} is worse.",
         "open": f"these {row['num_pairs']} seeds do not tell them apart.",
-    }
-    return f"{text}, {100 * study.confidence:g} % interval [{low}, {high}]; {ending[said]}"
+    }[verdict(study, dict(row))]
+    return f"{text}, {100 * study.confidence:g} % interval [{low}, {high}]; {ending}"
 
 
 def _of_variants(study: Study, rows: pd.DataFrame) -> str:
-    name, reference = rows["algorithm"].iloc[0], study.reference_name
-    said = rows.apply(lambda row: judged(study, row), axis=1)
+    said = rows.apply(lambda row: verdict(study, dict(row)), axis=1)
+    count = len(rows)
     parts: list[str] = []
     for word, compared in COMPARED.items():
         mine = rows.loc[said == word, "difference"]
         if mine.empty:
             continue
-        count = str(len(mine)) if parts else of_variants(len(mine), len(rows))
-        parts.append(f"{compared} {reference} in {count} ({_sized(study, [*mine], is_short=bool(parts))})")
-    return f"By {study.metrics[0]}{_better(study)}, {name} is {listed(parts)}."
+        which = f"{len(mine)} of {count} variants" if len(mine) < count else f"all {count} variants"
+        which = "both variants" if len(mine) == count == 2 else str(len(mine)) if parts else which
+        parts.append(f"{compared} {study.reference_name} in {which} ({_sized(study, [*mine], is_short=bool(parts))})")
+    return f"By {study.metrics[0]}{_better(study)}, {rows['algorithm'].iloc[0]} is {listed(parts)}."
 
 
 def _sized(study: Study, differences: Sequence[float], is_short: bool = False) -> str:
@@ -107,3 +183,8 @@ def _sized(study: Study, differences: Sequence[float], is_short: bool = False) -
 
 def _better(study: Study) -> str:
     return " (lower is better)" if study.is_lower_better(study.metrics[0]) else ""
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join parts of a sentence with commas and "and"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-
-import pandas as pd
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fedbc_lightning.core.units import decimals
 
 Rows = list[list[str]]
+# Layout of the variants in tables, from :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
+Blocks = Mapping[str, Mapping[str, str]]
 
 # What the axes of a study count.
 UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
@@ -52,7 +53,7 @@ def signed(value: float, metric: str) -> str:
     return ("+" if value > 0 else "−") + text
 
 
-def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
+def mean_and_deviation(found: Mapping[Any, Any], metric: str, num_seeds: int) -> str:
     """Format a row of :func:`~fedbc_lightning.studies.statistics.summarise` as mean ± standard deviation.
 
     Args:
@@ -65,7 +66,7 @@ def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
     return text if found["num_seeds"] == num_seeds else f"{text} ({found['num_seeds']} of {num_seeds} seeds)"
 
 
-def difference_and_interval(found: pd.Series, metric: str, num_seeds: int) -> str:
+def difference_and_interval(found: Mapping[Any, Any], metric: str, num_seeds: int) -> str:
     """Format a row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as mean [interval].
 
     Args:
@@ -79,37 +80,22 @@ def difference_and_interval(found: pd.Series, metric: str, num_seeds: int) -> st
     return text if found["num_pairs"] == num_seeds else f"{text} ({found['num_pairs']} of {num_seeds} pairs)"
 
 
-def grid(
-    names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], found: pd.DataFrame, metric: str,
-    cell: Callable[[pd.Series, str], str],
-) -> Rows:  # fmt: skip
-    """Lay out the entries of one metric, with ``-`` where an algorithm has no entry in a variant.
+def laid_out(names: Iterable[str], blocks: Blocks, cells: Mapping[tuple[str, str], str]) -> Rows:
+    """Lay out cells by variant and name, with ``-`` where there is none.
 
     Args:
-        names: Names of the algorithms.
-        blocks: Layout of the variants, from :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
-        found: Table of the entries, with columns metric, variant, algorithm.
-        metric: Metric whose entries are shown.
-        cell: Formats one entry, whose ``name`` is (variant, algorithm), for a metric.
+        names: Names of the rows of each block, e.g. of algorithms.
+        blocks: Layout of the variants.
+        cells: Map from variant and name to the text of a cell.
 
     Returns:
-        A header, then a row per algorithm and block.
+        A header, then a row per block and name.
     """
-    of_metric = found[found["metric"] == metric].set_index(["variant", "algorithm"])
-
-    def text(variant: str, name: str) -> str:
-        return cell(of_metric.loc[(variant, name)], metric) if (variant, name) in of_metric.index else "-"
-
-    return laid_out(names, blocks, text)
-
-
-def laid_out(names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], text: Callable[[str, str], str]) -> Rows:
-    """Return a header, then a row per block and name with ``text(variant, name)``, or ``-`` without a variant."""
     names = list(names)
     columns = list(dict.fromkeys(column for block in blocks.values() for column in block))
     rows = [["", *columns]]
     for label, block in blocks.items():
         for name in names:
-            cells = [text(block[column], name) if column in block else "-" for column in columns]
-            rows.append([f"{label}: {name}" if label else name, *cells])
+            texts = [cells.get((block[column], name), "-") if column in block else "-" for column in columns]
+            rows.append([f"{label}: {name}" if label else name, *texts])
     return rows

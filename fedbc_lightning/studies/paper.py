@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,37 +83,27 @@ class Paper:
             if unknown:
                 raise ConfigurationError(f"{place}: '{unknown[0]}' is not among the {kind} {', '.join(among)}.")
 
-    def cell(self, algorithm: str, levels: Iterable[str]) -> str:
-        """Return the text that the paper's table prints; empty where it prints nothing.
+    def cell(self, algorithm: str, levels: Iterable[str], values: Mapping[str, Any] | None = None) -> str:
+        """Return the text that a table prints; empty where it prints nothing.
 
         Args:
             algorithm: Name of the row.
             levels: Levels of the variant, in the order of the factors.
+            values: Cells to look in, such as ``public``; None: those of the paper.
 
         Example:
             >>> values = {"FedBC": {"C = 1": {"e = 1.1": "50.35 ± 0.91"}}}
             >>> Paper("", "", ["E = 5"], values).cell("FedBC", ("E = 5", "C = 1", "e = 1.1"))
             '50.35 ± 0.91'
         """
-        found = self._find(self.values, algorithm, levels)
-        return f"{found:.2f}" if isinstance(found, float) and is_share(self.metric) else str(found)  # 75.50 in YAML
-
-    def public_cell(self, algorithm: str, levels: Iterable[str]) -> str:
-        """Return the text of a cell that the authors' public code gives; empty where it was not run.
-
-        Args:
-            algorithm: Name of the row.
-            levels: Levels of the variant, in the order of the factors.
-        """
-        return str(self._find(self.public, algorithm, levels))
-
-    def _find(self, values: dict[str, dict[str, Any]], algorithm: str, levels: Iterable[str]) -> Any:
-        """Return a cell of nested mappings, which is a text or a number; an empty text if there is none."""
-        found: Any = values.get(algorithm, {})
+        found: Any = (self.values if values is None else values).get(algorithm, {})
         for level in levels:
             if level not in self.only:
                 found = found.get(level, {}) if isinstance(found, dict) else {}
-        return "" if isinstance(found, dict) else found
+        if isinstance(found, dict):
+            return ""
+        # YAML reads 75.50 as the number 75.5, and a table should print both digits again.
+        return f"{found:.2f}" if isinstance(found, float) and is_share(self.metric) else str(found)
 
     def mean(self, algorithm: str, levels: Iterable[str]) -> float:
         """Return the paper's mean as a plain number, an accuracy in [0, 1]; NaN where the table has none.

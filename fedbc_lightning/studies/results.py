@@ -11,7 +11,7 @@ import pandas as pd
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
 from fedbc_lightning.run.run_record import RunRecord
-from fedbc_lightning.studies.paper_rows import Readings, reports
+from fedbc_lightning.studies.conclusions import Readings, reports
 from fedbc_lightning.studies.statistics import Report, criterion, paired_differences, reported_rows, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS

@@ -19,9 +19,9 @@ from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.parsed_runs import build
-from fedbc_lightning.studies.result_tables import show
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import NOTE, Run, has_ended, is_finished, slug
+from fedbc_lightning.studies.tables import show
 from fedbc_lightning.studies.tuning import read_tuned, rungs
 
 

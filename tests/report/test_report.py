@@ -15,10 +15,9 @@ from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.origin import code_hash
-from fedbc_lightning.report import blocks
+from fedbc_lightning.report import sections
 from fedbc_lightning.run.run_record import RunRecord
-from fedbc_lightning.studies.conclusions import claim_sentences
-from fedbc_lightning.studies.paper_rows import Judgement
+from fedbc_lightning.studies.conclusions import Judgement, claim_sentences
 
 ACCURACY = "accuracy/global"
 SINGLE = {"algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.01}}}
@@ -143,7 +142,7 @@ def test_claims_are_counted_and_readings_at_which_they_come_out_alike_are_said_t
 
 
 def test_variants_that_are_drawn_are_spread_over_all():
-    assert [blocks.spread(range(count)) for count in (1, 5, 6, 10)] == [
+    assert [sections.spread(range(count)) for count in (1, 5, 6, 10)] == [
         [0], [0, 1, 2, 3, 4], [0, 1, 2, 4, 5], [0, 2, 4, 7, 9]
     ]  # fmt: skip
 
@@ -154,7 +153,7 @@ def test_a_run_that_evaluates_nothing_lacks_nothing(made, capfd):
     text = page_of("runs/blind", capfd).read_text(encoding="utf-8")
     assert "No round has been evaluated yet." in text
     assert "There is no" not in text
-    assert "Numbers</h2>" not in text
+    assert "Results</h2>" not in text
 
 
 def test_a_study_has_the_numbers_of_compare(made, capfd):
@@ -267,7 +266,8 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
         assert part["caption"][0] <= part["right"]  # captions are not cut, and tables alone scroll
         assert part["caption"][1] == 0
         assert (part["over"] > 0) == (part["table"] > part["room"] + 1)
-    assert any(part["table"] < part["text"] for part in answer["parts"])  # a narrow table is not stretched
+    if folder == "studies/study":  # a run has no narrow table, which is not stretched
+        assert any(part["table"] < part["text"] for part in answer["parts"])
     numeric = 0
     for order in answer["orders"]:
         up, down = ([number(text) for text in order[way]] for way in ("up", "down"))
@@ -277,7 +277,7 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
             numeric += 1
             assert up == sorted(up)
             assert down == sorted(down, reverse=True)
-    assert numeric > 3
+    assert numeric > 2
 
 
 def write_seed(folder, hash, duals):
@@ -294,13 +294,13 @@ def write_seed(folder, hash, duals):
 def test_maps_are_means_over_seeds_that_share_their_clients(second, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        blocks.page_figures, "client_map", lambda title, values, label: drawn.update({title: values}) or title
+        sections.page_figures, "client_map", lambda title, values, label: drawn.update({title: values}) or title
     )
     runs = {
         ("", "X", 0): write_seed(tmp_path / "0", "a", [(1, 0, 1.0), (2, 1, 4.0)]),
         ("", "X", 1): write_seed(tmp_path / "1", second, [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
     }
-    list(blocks.state_blocks(runs))
+    list(sections.state_blocks(runs))
     found = drawn["X: λ"]
     assert found.index.tolist() == ["1", "0", "2"]  # by their data
     if second == "a":
@@ -320,11 +320,12 @@ def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
 
 def test_a_page_says_what_made_the_run(made, capfd):
     read = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8"))
-    (hashes,) = [rows for caption, rows in read.tables.items() if caption.startswith("The hashes")]
-    assert ["code", code_hash()] in hashes
+    (rows,) = [rows for caption, rows in read.tables.items() if "Hashes are those" in caption]
+    hashes = dict(zip(*rows, strict=True))
+    assert hashes["code"] == code_hash()
     assert Path("runs/tiny/FedBC-0/config.yaml").read_text().splitlines()[1] == f"# code {code_hash()}"
     partition = json.loads(Path("runs/tiny/FedBC-0/partition.json").read_text())["hash"]
-    assert ["partition", partition[:12]] in hashes
+    assert hashes["partition"] == partition[:12]
 
 
 def test_a_study_may_be_moved_and_renamed(copied, capfd):
@@ -368,7 +369,9 @@ def test_an_unfinished_run_has_a_page(copied, capfd):
         (table.parent / name).unlink()
     items = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8")).items
     assert any(item.startswith("The run is unfinished: it has 1 of 2 rounds.") for item in items)
-    assert any("There is no clients.csv, evaluation.csv, partition.json in the folder" in item for item in items)
+    assert any(
+        "There is no clients.csv, evaluation.csv, partition.json of some run in its folder" in item for item in items
+    )
     table.write_text(rows[0])
     items = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8")).items
     assert "No round has been evaluated yet." in items
@@ -427,7 +430,7 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
     record.write_text(content.replace('"FedAvg"', '"FedOvg"', 1))
     assert "FedOvg" in refused("studies/study", capfd)
     record.unlink()
-    assert "no study.json, which older versions did not write" in refused("studies/study", capfd)
+    assert "The command that runs a study writes the first anew" in refused("studies/study", capfd)
     for name, text in (
         ("metrics.csv", 'round\n"'),
         ("config.yaml", "a: ["),

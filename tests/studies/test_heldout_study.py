@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helpers.command_line import run_cli
 
-from fedbc_lightning.report.write import write_reports
+from fedbc_lightning.report.pages import write_reports
 
 STUDY = {
     "base": "tiny.yaml",

@@ -7,12 +7,12 @@ import pytest
 from test_statistics import METRIC, results
 
 from fedbc_lightning import ConfigurationError
+from fedbc_lightning.studies.conclusions import judge, reports
 from fedbc_lightning.studies.paper import Claim, Paper
-from fedbc_lightning.studies.paper_rows import judge, reports
-from fedbc_lightning.studies.result_tables import tables
 from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.tables import tables
 
 VALUES = {"a": {"all": "83.61 ± 0.43"}, "b": {"all": "87.83"}, "c": {}}
 PAPER = Paper("Paper, Table 1", METRIC, [], VALUES, [Claim("b", ["a", "c"])])

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from fedbc_lightning.studies.conclusions import finding_sentences
-from fedbc_lightning.studies.result_tables import difference_rows, latex, markdown, summary_rows, tables
 from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
 
 METRIC = "accuracy/global"
 

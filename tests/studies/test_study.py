@@ -5,9 +5,9 @@ import yaml
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.methods import Method, Tuning
-from fedbc_lightning.studies.result_tables import caption
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import as_word, slug
+from fedbc_lightning.studies.tables import cut_short
 
 ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}
 FACTORS = [{"C = 1": {"data.c": 1}, "C = 2": {"data.c": 2}}, {"e = 1.1": {"data.e": 1.1}, "e = 1.2": {"data.e": 1.2}}]
@@ -172,7 +172,7 @@ def test_ranges_may_be_left_out_and_the_study_says_so():
     }  # fmt: skip
     assert (study.name, study.is_untuned) == ("s_untuned", True)
     assert not make(tuning=Tuning(skip=True)).is_untuned
-    assert "NOT TUNED" in caption(study, "accuracy/global")
+    assert "NOT TUNED" in cut_short(study)
 
 
 def test_a_trial_fine_tunes_on_no_test_data():

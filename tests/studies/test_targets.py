@@ -9,7 +9,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.results import sampled_clients
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.targets import target_tables
+from fedbc_lightning.studies.tables import target_tables
 
 BASE = {"base": "digits.yaml", "algorithms": {"FedAvg": {}, "FedBC": {}}, "metrics": ["accuracy/global", "loss/global"]}
 

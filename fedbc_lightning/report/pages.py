@@ -1,0 +1,367 @@
+"""The pages of studies and of single runs: what stands on them, and the files that they are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.colors import to_hex
+
+from fedbc_lightning.cli.command_arguments import PROG
+from fedbc_lightning.cli.overview import version
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
+from fedbc_lightning.report import page_figures, sections
+from fedbc_lightning.report.page import Block, Page, Table, render
+from fedbc_lightning.run.folder import run_folders
+from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.run.run_warnings import divergence
+from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
+from fedbc_lightning.studies.drawing import colors_of
+from fedbc_lightning.studies.numbers import Rows, is_share, number
+from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, can_choose, criterion, evaluated, reported_rows
+from fedbc_lightning.studies.study_record import RECORD, StudyRecord, read_record
+from fedbc_lightning.studies.study_run import as_word, flat
+from fedbc_lightning.studies.tables import REPORTED, tables
+
+# Name of the page in the folder that it is about, where nothing else is said.
+NAME = "report.html"
+# What the curves of a study are drawn against.
+AGAINST = {"rounds": "the round", "bytes": "the megabytes sent and received", "simulated_seconds": "simulated seconds"}
+OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
+PLACES = {
+    **OF_CLIENTS,
+    "heldout": "z on held-out clients",
+    "heldout_finetuned": "z on held-out clients, fine-tuned",
+}
+EVEN = {"worst10": "worst tenth of the clients", "least_data": "tenth with least data",
+        "most_data": "tenth with most data"}  # fmt: skip
+
+
+def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
+    """Write the page about a study or a run, and return the files.
+
+    A study of which several tables of a paper were computed has a page for each of them.
+
+    Args:
+        folder: Folder of a study, of a table of a paper in it, of a run, or of all runs of one name (the newest).
+        output: File to write; None: ``report.html`` in the folder.
+
+    Raises:
+        ConfigurationError: The folder holds neither, one of its files cannot be read, or the page cannot be written.
+    """
+    places = find(folder)
+    if output is not None and len(places) > 1:
+        among = ", ".join(str(place) for place in places)
+        raise ConfigurationError(f"--output: '{folder}' has several pages; give one of {among}.")
+    files = []
+    for place in places:
+        page = study_page(place) if (place / RECORD).is_file() else run_page(place)
+        file = output or place / NAME
+        try:
+            write_text(file, render(page))
+        except OSError as error:
+            raise ConfigurationError(f"--output: cannot write '{file}': {error.strerror}.") from None
+        files.append(file)
+    return files
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the folders that have a page of their own: those with ``study.json``, or one run.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"'{folder}' is no folder; give that of a study or of a run.")
+    if (folder / RECORD).is_file() or (folder / "metrics.csv").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"*/{RECORD}")) or begun_runs(folder)[-1:]
+    if not found:
+        raise ConfigurationError(
+            f"'{folder}' is neither a study nor a run: there is no {RECORD}, no metrics.csv, and no folder of a run in "
+            "it. The command that runs a study writes the first anew, and repeats no finished run."
+        )
+    return found
+
+
+def begun_runs(folder: Path) -> list[Path]:
+    """Return the run folders that hold a row at least, the newest last."""
+    return [run for run in run_folders(folder) if (run / "metrics.csv").is_file()]
+
+
+# a study
+
+
+def study_page(folder: Path) -> Page:
+    """Return the page of the study whose ``study.json`` lies in a folder.
+
+    Raises:
+        ConfigurationError: A file of the study cannot be read.
+    """
+    record = read_record(folder)
+    study, runs = record.study, record.runs
+    every = {"algorithm": study.methods, "variant": study.variants, "seed": study.seed_list}
+    counts = " × ".join(f"{len(some)} {name}{'s' * (len(some) > 1)}" for name, some in every.items())
+    reported = REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))
+    with mpl.rc_context(page_figures.STYLE):
+        colors = {name: to_hex(color) for name, color in colors_of(study).items()}
+    values = {
+        (row["variant"], row["algorithm"], row["seed"]):
+            {"round": f"{row['round']:.0f}", **{name: number(row[name], name) for name in study.metrics}}
+        for row in record.outcome.results.to_dict("records")
+    }  # fmt: skip
+    return Page(
+        title=f"{study.name}{f', {study.part}' if study.part else ''}",
+        subtitle=f"{counts}; {len(runs)} of {len(record.states)} runs have finished. Where nothing else is "
+        f"said, numbers are those of the {reported}.",
+        verdict=_study_verdict(record),
+        notices=list(_study_notices(record)),
+        sections={
+            "Results": [Table(f"{text}.", rows) for text, rows in tables(study, record.outcome, record.curves)]
+            if runs else [],
+            "Curves": list(_study_curves(record, colors)),
+            "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
+            "Every client": list(_study_clients(record, colors)),
+            "Who holds which data": list(sections.partition_blocks(runs)),
+            "Settings, and where they come from": list(_study_settings(record)),
+            "Cost": list(sections.cost_blocks(runs)),
+            "Repeat it": list(sections.repeat_blocks(runs, record.command, values, study.folder)),
+        },
+        footer=f"This page was made by {version()} from the files of the study; it needs no other file.",
+    )  # fmt: skip
+
+
+def _study_verdict(record: StudyRecord) -> list[str]:
+    """Return what came out, the most important first."""
+    if not record.runs:
+        return ["No run has finished yet, so there is nothing to say about the algorithms."]
+    study, outcome = record.study, record.outcome
+    claims = [
+        sentence
+        for name, paper in study.papers.items()
+        for sentence in claim_sentences(paper.title, judge(paper, study, outcome.readings[name]))
+    ]
+    return [*claims, *finding_sentences(study, outcome.differences)]
+
+
+def _study_notices(record: StudyRecord) -> Iterator[str]:
+    study = record.study
+    if study.scale != 1:
+        yield f"The study is scaled: it runs {study.scale:g} of the rounds and seeds that it is written with."
+    if study.is_untuned:
+        yield "Nothing is tuned: every range of values has been replaced by one fixed value."
+    if study.report == "best_on_test" or study.papers:
+        yield "A best round on test data is chosen on the test data themselves, which flatters every method."
+    yield from (f"The runs cannot be compared: {problem}." for problem in record.outcome.problems)
+    yield from (f"{state.run.title} has failed: {state.error}" for state in record.states if state.status == "failed")
+    waiting = [state for state in record.states if state.is_open]
+    if waiting:
+        titles = [f"{state.run.title} (round {state.round} of {state.max_rounds})" if state.max_rounds
+                  else f"{state.run.title} (not begun)" for state in waiting]  # fmt: skip
+        more = f", and {len(titles) - 5} more" if len(titles) > 5 else ""
+        yield (
+            f"{len(waiting)} of {len(record.states)} runs are unfinished, and are left out of tables and figures: "
+            f"{'; '.join(titles[:5])}{more}."
+        )
+    yield from _missing(list(record.runs.values()))
+
+
+def _missing(runs: Sequence[RunRecord]) -> Iterator[str]:
+    missing = {name for run in runs for name in run.missing}
+    if missing:
+        yield f"There is no {', '.join(sorted(missing))} of some run in its folder; what it holds is left out."
+
+
+def _study_curves(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
+    frames = {} if record.curves.empty else sections.by_variant(record.curves)
+    for metric in record.study.metrics:
+        for axis, against in AGAINST.items():
+            if axis in record.curves:
+                text = (
+                    f"A line is the mean of {metric} over the seeds against {against}{sections.BAND} The vertical axis "
+                    "is that of the rounds after the first tenth."
+                )
+                title = f"{metric} against {against}"
+                yield from sections.lines(text, frames, axis, metric, colors, is_folded=axis == "bytes", title=title)
+
+
+def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
+    study = record.study
+    for place, variant in enumerate(sections.spread(study.variants)):
+        runs = {method.name: found for method in study.methods if (found := record.runs_of(variant, method.name))}
+        every = [run for found in runs.values() for run in found]
+        metric = next((name for name in study.metrics if any(name in run.evaluation for run in every)), None)
+        if metric is None:
+            continue
+        is_shared = sections.share_clients(every)
+        runs = runs if is_shared else {name: found[:1] for name, found in runs.items()}
+        over = "the mean over the seeds, which share their clients," if is_shared else "the first seed"
+        yield from sections.client_blocks(
+            runs, dict.fromkeys(runs, metric), metric, colors, f"; a line is {over} of an algorithm",
+            sections.left_out(len(study.variants), "variants"), is_folded=place > 0,
+            title=f"{metric} by client{f', {variant}' if len(study.variants) > 1 else ''}",
+        )  # fmt: skip
+
+
+def _study_settings(record: StudyRecord) -> Iterator[Block]:
+    """Yield the settings with their origin, and the settings as the study gives them."""
+    study = record.study
+    if study.origins:
+        text = "The table lists the settings of this experiment, and says who chose each of them."
+        yield Table(text, origin_rows(study, record.runs), is_text=True)
+    given = {"all": {"base config": ", ".join(study.configs), "seeds": study.seed_list, **study.overrides}}
+    given |= {variant: overrides or {} for variant, overrides in study.variants.items() if overrides}
+    for method in study.methods:
+        tuned = {key: values.text for key, values in method.tuned.items()}
+        given[method.name] = {"algorithm": method.algorithm, **method.settings, **tuned}
+    rows = [[who, key, as_word(value)] for who, settings in given.items() for key, value in settings.items()]
+    text = (
+        "The table lists what the study sets. All other settings are those of the base config or defaults; the "
+        "complete configs stand under “Repeat it”."
+    )
+    title = "All settings that the study gives"
+    rows = [["runs", "setting", "value"], *rows]
+    yield Table(text, rows, is_folded=bool(study.origins), title=title, is_text=True)
+
+
+# a run
+
+
+def run_page(folder: Path) -> Page:
+    """Return the page of the run in a folder.
+
+    Raises:
+        ConfigurationError: A file of the run cannot be read.
+    """
+    run = RunRecord(folder)
+    algorithm, data = (_class(run, part) for part in ("algorithm", "data"))
+    runs = {("", algorithm, int(run.config.get("seed_everything") or 0)): run}
+    colors = {algorithm: page_figures.COLORS[0]}
+    rows = [["setting", "value"], *([key, value] for key, value in flat(run.config))]
+    text = "The table lists all settings of the run, by the keys that the command line takes."
+    command = f"{PROG} fit --config {folder / 'config.yaml'}" if run.config else None
+    return Page(
+        title=f"{folder.resolve().parent.name}: {algorithm} on {data}",
+        subtitle=f"A run of {run.num_rounds} rounds on {len(run.num_samples)} clients, in {folder}.",
+        verdict=_run_verdict(run, algorithm),
+        notices=list(_run_notices(run)),
+        sections={
+            "Results": list(_run_numbers(run)),
+            "Curves": list(_run_curves(run)),
+            "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
+            "Every client": list(_run_clients(run)),
+            "Who holds which data": list(sections.partition_blocks(runs)),
+            "Settings": [Table(text, rows, is_folded=True, title="All settings", is_text=True)],
+            "Cost": list(sections.cost_blocks(runs)),
+            "Repeat it": list(sections.repeat_blocks(runs, command, {}, folder)),
+        },
+        footer=f"This page was made by {version()} from the files in {folder}; it needs no other file.",
+    )
+
+
+def _class(run: RunRecord, part: str) -> str:
+    """Return the name of the class of a part of the config."""
+    given = run.config.get(part) or {}
+    name = given.get("class_path", "?") if isinstance(given, dict) else given
+    return str(name).rpartition(".")[2]
+
+
+def _measured(run: RunRecord) -> list[str]:
+    """Return the metrics of test and validation data, accuracies first."""
+    found = [name for name in run.metrics if (what := measured(name)) and what.place in PLACES]
+    return sorted(found, key=lambda name: (not is_share(name), is_of_validation(name)))
+
+
+def _kinds(run: RunRecord) -> list[Measured]:
+    """Return the metrics that were evaluated, each with its split, as metrics of z."""
+    return list(dict.fromkeys(what._replace(place="global") for what in map(measured, _measured(run)) if what))
+
+
+def _columns(kind: Measured, table: pd.DataFrame, places: dict[str, str] = PLACES) -> dict[str, str]:
+    """Map the models of which a table has a metric to its columns."""
+    columns = {text: kind._replace(place=place).name for place, text in places.items()}
+    return {text: name for text, name in columns.items() if name in table and table[name].notna().any()}
+
+
+def _run_verdict(run: RunRecord, algorithm: str) -> list[str]:
+    """Return what the run reached, in sentences."""
+    rows = evaluated(run.metrics) if not run.metrics.empty else run.metrics
+    if rows.empty or not _kinds(run):
+        return ["No round has been evaluated yet."]
+    last, kind = rows.iloc[-1], _kinds(run)[0]
+    places = {**PLACES, "worst10": "z on the tenth of the clients that it serves worst"}
+    unit = " %" if is_share(kind.metric) else ""
+    reached = [f"{text} {number(last[name], name)}{unit}" for text, name in _columns(kind, rows, places).items()]
+    metric = f"{kind.split} {kind.metric}".replace("_", " ")
+    return [f"After round {int(last['round'])}, {algorithm} reaches this {metric}: {', '.join(reached)}."]
+
+
+def _run_notices(run: RunRecord) -> Iterator[str]:
+    if run.max_rounds is not None and run.num_rounds < run.max_rounds:
+        yield (
+            f"The run is unfinished: it has {run.num_rounds} of {run.max_rounds} rounds. It was stopped, or it is "
+            "still running."
+        )
+    # As written: for pandas an empty cell (not evaluated) and nan (diverged) are the same.
+    diverged = divergence(run.metrics_as_written)
+    if diverged is not None:
+        yield diverged
+    yield from _missing([run])
+
+
+def _run_numbers(run: RunRecord) -> Iterator[Block]:
+    table: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
+    done = not run.metrics.empty and not evaluated(run.metrics).empty
+    for name in _measured(run) if done else ():
+        found = {report: reported_rows(run.metrics, report, name, is_lower_better=is_lower_better(name))
+                 for report in OF_PAPERS if report != "best_on_test" or can_choose(report, name)}  # fmt: skip
+        values = {report: number(rows[name].mean(skipna=False), name) for report, rows in found.items()}
+        cells = [values.get(report, "-") for report in OF_PAPERS]
+        best = f"{int(found['best_on_test']['round'].iloc[-1])}" if "best_on_test" in found else "-"
+        table.append([name, "%" if is_share(name) else "", *cells, best])
+    if table[1:]:
+        yield Table(
+            "The table shows how good the models are at the last evaluated round, as the mean over the evaluated "
+            "rounds of the last tenth, and at the best round, which is chosen on the test data and so flatters every "
+            "method. The other metrics of the rounds are in metrics.csv.",
+            table,
+        )
+
+
+def _run_curves(run: RunRecord) -> Iterator[Block]:
+    text, even = "The curves show the models on the clients' data after each evaluated round.", Measured("accuracy")
+    shown = [(text, kind, PLACES) for kind in _kinds(run)]
+    for text, kind, places in [*shown, ("The curves show how evenly z serves the clients.", even, EVEN)]:
+        columns, title = _columns(kind, run.metrics, places), f"{kind.split} {kind.metric}".replace("_", " ")
+        yield from _lines(run, text, title, kind.metric, columns, _legend(places))
+    text = "The training loss is the mean over the clients of a round."
+    if TRAIN_LOSS in run.metrics:
+        yield from _lines(run, text, "", TRAIN_LOSS, {TRAIN_LOSS: TRAIN_LOSS}, _legend({TRAIN_LOSS: TRAIN_LOSS}))
+
+
+def _lines(
+    run: RunRecord, text: str, title: str, metric: str, columns: dict[str, str], colors: dict[str, str]
+) -> Iterator[Block]:
+    """Yield columns of ``metrics.csv`` as the lines of one figure."""
+    parts = [
+        pd.DataFrame({"rounds": run.metrics["round"], "algorithm": name, metric: run.metrics[column]})
+        for name, column in columns.items()
+        if run.metrics[column].notna().any()
+    ]
+    yield from sections.lines(text, {title: pd.concat(parts)} if parts else {}, "rounds", metric, colors)
+
+
+def _legend(places: dict[str, str]) -> dict[str, str]:
+    return dict(zip(places.values(), page_figures.COLORS, strict=False))
+
+
+def _run_clients(run: RunRecord) -> Iterator[Block]:
+    found = ((kind, _columns(kind, run.evaluation, OF_CLIENTS)) for kind in _kinds(run))
+    kind, columns = next(((kind, columns) for kind, columns in found if columns), (None, {}))
+    if kind is not None:
+        yield from sections.client_blocks({text: [run] for text in columns}, columns, kind.metric, _legend(OF_CLIENTS))

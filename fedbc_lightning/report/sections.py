@@ -1,0 +1,259 @@
+"""The sections that pages of studies and of runs share, each made from the records of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from fedbc_lightning.cli.command_arguments import PROG
+from fedbc_lightning.core.units import duration, megabytes
+from fedbc_lightning.report import page_figures
+from fedbc_lightning.report.page import Block, Code, Gallery, Picture, Table, Text
+from fedbc_lightning.run.run_record import NOT_RECORDED, RunRecord
+from fedbc_lightning.studies.numbers import Rows
+from fedbc_lightning.studies.results import totals
+
+# Records of finished runs by variant, algorithm and seed; a single run has no variant.
+Records = Mapping[tuple[str, str, int], RunRecord]
+# Columns of ``clients.csv`` that are drawn over the rounds, with the papers' symbols.
+STATE = {"dual": "λ", "tolerance": "γ"}
+EFFECTIVE = "dual/effective_number"
+# Largest number of clients of which each has a figure of its own.
+MAX_CLIENTS = 30
+# Largest number of variants, and of partitions, whose clients are drawn.
+MAX_VARIANTS = 5
+HOW_TO_READ_MAPS = (
+    "Each row is a client, the one with most training data at the top; each column is a round. A client keeps its "
+    "value while it does not take part, and is left empty before its first round."
+)
+EFFECTIVE_NUMBER = (
+    "The effective number of clients, (Σλ)² / Σλ², says how evenly λ weighs the clients of a round: with equal weights "
+    "it is their number, at 1 one client decides alone, and at 0 all λ are 0, so that z is the plain mean."
+)
+BAND = ", and the band is one standard deviation."
+T = TypeVar("T")
+
+
+def spread(items: Iterable[T], most: int = MAX_VARIANTS) -> list[T]:
+    """Return the items that are drawn: all, or ``most`` from the first to the last at even distances."""
+    every = list(items)
+    if len(every) <= most:
+        return every
+    return [every[round(place * (len(every) - 1) / (most - 1))] for place in range(most)]
+
+
+def left_out(count: int, what: str) -> str:
+    """Return a sentence that says how many are drawn of more than can be."""
+    return f" Of the {count} {what} {MAX_VARIANTS} are drawn, from the first to the last." * (count > MAX_VARIANTS)
+
+
+def share_clients(runs: Sequence[RunRecord]) -> bool:
+    """Whether the clients of all runs are known to hold the same data; client 3 of another seed may hold others."""
+    hashes = {run.partition.get("hash") for run in runs}
+    return len(runs) == 1 or (len(hashes) == 1 and None not in hashes)
+
+
+def state_blocks(records: Records) -> Iterator[Block]:
+    """Yield maps of λ and γ by client and round: the mean over seeds that share their clients, else the first seed."""
+    variants = list(dict.fromkeys(variant for variant, _, _ in records))
+    groups: dict[str, list[RunRecord]] = {}
+    for (variant, algorithm, _), run in records.items():
+        if variant in spread(variants):
+            name = ", ".join(filter(None, [algorithm, variant if len(variants) > 1 else ""]))
+            groups.setdefault(name, []).append(run)
+    pictures: list[Picture] = []
+    sentences: list[str] = []
+    for column, symbol in STATE.items():
+        for title, runs in groups.items():
+            # Client 3 of another seed may hold other data, so a mean over seeds needs the same partition.
+            tables = [state_of(run, column) for run in (runs if share_clients(runs) else runs[:1])]
+            mean = pd.concat(tables).groupby(level=0, sort=False).mean()
+            if mean.size and mean.min().min() == mean.max().max():
+                sentences.append(f"{title}: {symbol} is {mean.max().max():g} at every client in every round.")
+            elif mean.size:
+                pictures.append(page_figures.client_map(f"{title}: {symbol}", mean, f"{symbol} ({column})"))
+    if pictures:
+        over = " A colour is the mean over the seeds if they share their clients, else the value of the first."
+        text = f"{HOW_TO_READ_MAPS}{over * (len(records) > len(groups))}{left_out(len(variants), 'variants')}"
+        yield Gallery(text, pictures)
+    if sentences:
+        yield Text(sentences)
+
+
+def state_of(run: RunRecord, column: str) -> pd.DataFrame:
+    """Return a state of the clients: a row per client, named, that with most data first, and a column per round.
+
+    A client keeps its value while it does not take part; it has none before it takes part for the first time.
+
+    Args:
+        run: The run.
+        column: Column of ``clients.csv``.
+    """
+    if column not in run.clients:
+        return pd.DataFrame()
+    rows = run.clients[run.clients["round"] > 0].dropna(subset=[column])
+    found = rows.pivot_table(index="client", columns="round", values=column, aggfunc="last")
+    if found.empty:
+        return found
+    every = range(1, max(run.num_rounds, int(found.columns[-1])) + 1)
+    order = run.num_samples.index if len(run.num_samples) else found.index
+    found = found.reindex(index=order, columns=every).ffill(axis=1)
+    return found.rename(index=lambda client: run.client_name(client).removeprefix("client "))
+
+
+def effective_blocks(records: Records, colors: Mapping[str, str]) -> Iterator[Block]:
+    """Yield curves of the effective number of clients, of the algorithms that have weights λ."""
+    rows = [
+        run.metrics[["round", EFFECTIVE]].assign(variant=variant, algorithm=algorithm, seed=seed)
+        for (variant, algorithm, seed), run in records.items()
+        if EFFECTIVE in run.metrics
+    ]
+    if rows:
+        found = pd.concat(rows).rename(columns={"round": "rounds"}).dropna(subset=[EFFECTIVE])
+        over = f" A line is the mean over the seeds{BAND}" * (len(records) > 1)
+        yield from lines(f"{EFFECTIVE_NUMBER}{over}", by_variant(found), "rounds", EFFECTIVE, colors)
+
+
+def by_variant(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each variant by the title of its figure; a variant that has no name needs none."""
+    return {"" if variant == "all" else str(variant): part for variant, part in rows.groupby("variant", sort=False)}
+
+
+def lines(
+    text: str, frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str], **options: Any
+) -> Iterator[Gallery]:
+    """Yield a figure for each frame with a line for each of its algorithms, or nothing if no frame has a row.
+
+    Args:
+        text: What the figures show.
+        frames: Rows of :func:`~fedbc_lightning.studies.results.read_curves`, by title of the figure.
+        axis: Column of the horizontal axis.
+        metric: Column of the vertical axis.
+        colors: Map from algorithm to colour.
+        options: Options of the gallery.
+    """
+    present = {name for rows in frames.values() for name in rows["algorithm"]}
+    legend = {name: color for name, color in colors.items() if name in present}
+    if legend:
+        yield Gallery(text, page_figures.curves(frames, axis, metric, legend), legend, **options)
+
+
+def client_blocks(
+    runs: Mapping[str, Sequence[RunRecord]], columns: Mapping[str, str], metric: str, colors: Mapping[str, str],
+    said: str = "", more: str = "", **options: Any,
+) -> Iterator[Gallery]:  # fmt: skip
+    """Yield a small figure for each client with a metric over the rounds, as the mean over runs that share clients.
+
+    Args:
+        runs: Runs that share a partition, by the name of a line.
+        columns: Map from the name of a line to a column of ``evaluation.csv``.
+        metric: Name of the metric.
+        colors: Map from the name of a line to its colour.
+        said: What a line is, for the caption.
+        more: Last sentence of the caption.
+        options: Options of the gallery.
+    """
+    found = {
+        name: pd.concat(tables).groupby(["client", "round"])[columns[name]].mean()
+        for name, some in runs.items()
+        if (tables := [run.evaluation for run in some if columns[name] in run.evaluation])
+    }
+    if not found:
+        return
+    joined, first = pd.DataFrame(found), next(iter(runs.values()))[0]
+    present = set(joined.index.get_level_values("client"))
+    frames = {
+        f"{first.client_name(client)}, n = {size:,.0f}": joined.xs(client, level="client").sort_index()
+        for client, size in spread(first.num_samples.items(), MAX_CLIENTS)
+        if client in present
+    }
+    text = (
+        f"Each figure shows {page_figures.unit(metric)}, on the data of one client, by round, on the same axes{said}. "
+        "Clients are ordered by their number n of training samples, the largest first."
+    )
+    if len(first.num_samples) > MAX_CLIENTS:
+        text += f" Of the {len(first.num_samples):,} clients {MAX_CLIENTS} are drawn, at equal distances in this order."
+    if frames:
+        legend = {name: colors[name] for name in runs}
+        pictures = page_figures.small_multiples(frames, metric, colors)
+        yield Gallery(f"{text}{more}", pictures, legend, "small", **options)
+
+
+def partition_blocks(records: Records) -> Iterator[Block]:
+    """Yield a picture of each split of the data."""
+    found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
+    for (variant, _, seed), run in records.items():
+        if run.partition.get("sizes"):
+            who, _ = found.setdefault(run.partition.get("hash", ""), ([], run.partition))
+            who.append(f"{variant}, seed {seed}".removeprefix(", "))
+    pictures = []
+    for key, (who, content) in spread(found.items()):
+        users = list(dict.fromkeys(who))
+        title = "; ".join(users[:4]) + "; ..." * (len(users) > 4) if len(found) > 1 else ""
+        pictures.append(page_figures.partition(f"{title} (hash {key[:12]})".strip(), content))
+    if pictures:
+        text = "The left part shows the samples of each class at each client, and the right part those of all classes."
+        yield Gallery(f"{text}{left_out(len(found), 'partitions')}", pictures, size="large")
+
+
+def cost_blocks(records: Records) -> Iterator[Block]:
+    """Yield the mean cost of a run of each algorithm in each variant."""
+    costs = pd.DataFrame([
+        {"variant": variant, "algorithm": algorithm, "rounds": run.num_rounds, **totals(run.metrics),
+         "steps": run.num_steps}
+        for (variant, algorithm, _), run in records.items()
+    ])  # fmt: skip
+    if costs.empty:
+        return
+    rows: Rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
+                   "local steps"]]  # fmt: skip
+    for (variant, algorithm), runs in costs.groupby(["variant", "algorithm"], sort=False):
+        means = runs.mean(numeric_only=True)
+        sent = [megabytes(means[name]) for name in ("bytes_up", "bytes_down")]
+        counts = f"{means['rounds']:,.0f}", f"{means['seconds']:,.1f}"
+        rows.append([str(algorithm), str(variant), str(len(runs)), *counts, *sent, f"{means['steps']:,.0f}"])
+    seconds, total = float(costs["seconds"].sum()), float(costs[["bytes_up", "bytes_down"]].sum().sum())
+    text = (
+        "The table shows the cost of a run: means over its finished seeds. Seconds are those of the clock, in which "
+        f"other runs may have used the machine as well. All finished runs together took {duration(seconds)} and "
+        f"{megabytes(total)} MB."
+    )
+    yield Table(text, rows)
+
+
+def repeat_blocks(
+    records: Records, command: str | None, values: Mapping[tuple[str, str, int], Mapping[str, str]], folder: Path
+) -> Iterator[Block]:
+    """Yield what is needed to do the runs again, and to see that it is the same.
+
+    Args:
+        records: The finished runs.
+        command: Command line that does the same again; None if it is not known.
+        values: Cells that stand beside the hashes of each run, by column.
+        folder: Folder to which those of the runs are relative.
+    """
+    if command is not None:
+        again = "; on this folder it repeats no finished run" * bool(values)
+        yield Code(f"This command runs the same again{again}.", command)
+    found = [
+        {"algorithm": algorithm, "variant": variant, "seed": str(seed), **values.get((variant, algorithm, seed), {}),
+         **run.hashes, "made by": run.versions.get(PROG, NOT_RECORDED),
+         "folder": run.folder.relative_to(folder).as_posix()}
+        for (variant, algorithm, seed), run in records.items()
+    ]  # fmt: skip
+    text = (
+        "The table lists the finished runs. Hashes are those of config.yaml, of the split of the data, and of the "
+        "package's code; equal hashes mean equal content. Folders are relative to that of the study."
+    )
+    if found:
+        rows = [list(found[0]), *(list(row.values()) for row in found)]
+        yield Table(text, rows, is_folded=len(rows) > 2, title="All finished runs, with their hashes")
+    shown: dict[str, RunRecord] = {}
+    for (_, algorithm, _), run in records.items():
+        shown.setdefault(algorithm, run)
+    for algorithm, run in shown.items():
+        if run.config_text:
+            yield Code(f"config.yaml of the first run of {algorithm}", run.config_text, is_folded=True)
