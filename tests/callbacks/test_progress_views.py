@@ -52,8 +52,9 @@ def test_a_terminal_shows_round_rate_numbers_and_time_left_and_then_the_table(tm
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, enable_progress_bar=True, max_rounds=4)
-    trainer.fit(make_model(), BoringData(), FedAvg())
+    trainer, data = make_trainer(tmp_path, enable_progress_bar=True, max_rounds=4), BoringData()
+    trainer.fit(make_model(), data, FedAvg())
+    assert "accuracy/global" in trainer.test(make_model(), data, FedAvg(), ckpt_path="last")  # with its bar, too
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["0/4", "1/4", "4/4"]
     assert all(re.search(r"accuracy/global 0\.\d{4}  .* \d+ s$", line) for line in lines)

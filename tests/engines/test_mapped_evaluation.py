@@ -1,7 +1,7 @@
 """Clients that are evaluated by one mapped step: the numbers that each has by itself, or one after another."""
 
 import logging
-from abc import ABC, abstractmethod
+from abc import ABC
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,6 @@ import pytest
 import torch
 from fedbc_lightning.models import MLP, LogisticRegression
 from helpers.boring import BoringModel, Hidden, make_trainer, read_csv
-from helpers.command_line import run_cli
-from helpers.programs import run_python
-from helpers.scripts import ROOT
 from lightning.pytorch import Callback
 from torch import nn
 from torch.nn import functional
@@ -102,20 +99,26 @@ class LogsMore(Model):
         super().test_step(batch, batch_idx)
 
 
-class AbstractModel(ABC, Model):
-    @abstractmethod
-    def anything(self): ...
-
-
-class Abstract(AbstractModel):
+class Abstract(Model, ABC):
     """Without a gradient, and of an abstract base."""
-
-    def anything(self):
-        return None
 
     @torch.no_grad()
     def test_step(self, batch, batch_idx):
         super().test_step(batch, batch_idx)
+
+
+class LogsNothing(Model):
+    def test_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+
+class LogsNumbersAlone(Model):
+    def test_step(self, batch, batch_idx):
+        self.log("test_one", 1.0)
+        self.log("test_largest", 2.0, reduce_fx="max")
+        self.log("test_largest", 3, reduce_fx="max")
+        self.log("test_number", torch.tensor(3))
+        self.log("test_hidden", self(batch[0]).sum(), on_step=False, on_epoch=False)
 
 
 def evaluate(root, engine="vectorized", model=Model, data=Data, algorithm=FedBC, **options):
@@ -131,7 +134,7 @@ def evaluate(root, engine="vectorized", model=Model, data=Data, algorithm=FedBC,
 
 
 def assert_close(rows, expected):
-    assert len(rows) == len(expected) > 0
+    assert len(rows) == len(expected)
     for row, other in zip(rows, expected, strict=True):
         assert row.keys() == other.keys()
         for name, value in row.items():
@@ -148,41 +151,50 @@ def said(caplog):
     return lambda: [text for text in caplog.messages if "evaluated one after another" in text]
 
 
-@pytest.mark.parametrize("data", [Data, OfOneTensor])
+def compare(root, model=Model, data=Data, algorithm=FedBC, **options):
+    """Both ways with the same numbers; how many clients each evaluated by themselves."""
+    ways = [evaluate(root, engine, model, data, algorithm, **options) for engine in ("vectorized", "sequential")]
+    for table in (0, 1):
+        assert_close(ways[0][table], ways[1][table])
+    return ways[0][2], ways[1][2]
+
+
 @pytest.mark.parametrize(
-    ("model", "algorithm"), [(Model, FedBC), (Model, FedAvg), (LogsMore, FedBC), (Abstract, FedBC)]
+    ("model", "algorithm", "data"),
+    [
+        (Model, FedBC, OfOneTensor),
+        (Model, FedAvg, Data),
+        (LogsMore, FedBC, Data),
+        (LogsMore, FedBC, OfOneTensor),
+        (Abstract, FedBC, Data),
+        (Writing, FedBC, Data),
+        (LogsNothing, FedBC, Data),
+        (LogsNumbersAlone, FedBC, Data),
+        (lambda: LogisticRegression(10, 3), FedBC, Data),
+        (lambda: MLP(num_features=10, num_classes=3, dropout=0.0), FedBC, OfOneTensor),
+    ],
 )
 def test_the_numbers_of_one_after_another(tmp_path, said, model, algorithm, data):
-    rows, metrics, calls = evaluate(tmp_path, model=model, data=data, algorithm=algorithm)
-    expected = evaluate(tmp_path, "sequential", model=model, data=data, algorithm=algorithm)
-    assert_close(rows, expected[0])
-    assert_close(metrics, expected[1])
+    assert compare(tmp_path, model, data, algorithm)[0] == NUM_ALONE
     assert not said()
-    assert calls == NUM_ALONE
-    assert {row["client"] for row in rows} == {str(client) for client in range(1, NUM_CLIENTS)}
+
+
+class Validates(Model):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]))
 
 
 @pytest.mark.parametrize(
-    "model",
-    [lambda: LogisticRegression(10, 3), lambda: MLP(num_features=10, num_classes=3, dropout=0.0)],
-    ids=["logistic", "MLP"],
+    ("model", "options", "more"),
+    [
+        (Model, {"eval_batch_size": 30}, {"precision": "64-true"}),  # at most seven clients of four samples at once
+        (Validates, {"val_fraction": 0.3}, {}),
+    ],
 )
-def test_models_of_this_package_are_mapped(tmp_path, said, model):
-    results = [evaluate(tmp_path, engine, model=model) for engine in ("vectorized", "sequential")]
-    assert_close(results[0][0], results[1][0])
-    assert results[0][2] == NUM_ALONE
+def test_validation_data_double_precision_and_small_batches(tmp_path, said, model, options, more):
+    mapped, alone = compare(tmp_path, model, lambda: Data(**options), **more)
+    assert mapped < 3 * alone / 4
     assert not said()
-
-
-def test_double_precision_and_small_evaluation_batches(tmp_path):
-    class Small(Data):
-        def __init__(self):
-            super().__init__(eval_batch_size=30)  # at most seven clients of four samples at once
-
-    results = [evaluate(tmp_path, e, data=Small, precision="64-true") for e in ("vectorized", "sequential")]
-    for rows, expected in zip(results[0][:2], results[1][:2], strict=True):
-        assert_close(rows, expected)
-    assert results[0][2] < results[1][2]
 
 
 class LooksAtValues(Model):
@@ -247,89 +259,47 @@ class WeighsByATensor(Model):
         self.log("test_weighed", self(batch[0]).mean(), batch_size=(batch[1] > 0).sum() + 1)
 
 
-class LooksAtMemory(Model):
-    """What it gives depends on more than the numbers of a batch."""
+class Items(Data):
+    """Data of a DataLoader; twenty clients, for each DataLoader takes its time."""
 
-    def test_step(self, batch, batch_idx):
-        self.log("test_size_of_storage", float(batch[0].untyped_storage().nbytes()))
+    def client_test_dataset(self, client):
+        dataset = super().client_test_dataset(client) if client < 20 else None
+        return None if dataset is None else Hidden(dataset)
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("model", "data", "reason"),
     [
-        (LooksAtValues, ".item()"),
-        (LooksAtSomeValues, ".item()"),
-        (Draws, "random operation"),
-        (UsesAParameterElsewhere, "gives other numbers"),
-        (IsDoneInTurn, "each of them in turn"),
-        (HoldsAMetric, "holds a torchmetrics Metric"),
-        (LogsAtTheEnd, "the hook on_test_epoch_end is called"),
-        (WeighsByATensor, "batch_size that is a tensor"),
+        (LooksAtValues, Data, ".item()"),
+        (LooksAtSomeValues, Data, ".item()"),
+        (Draws, Data, "random operation"),
+        (UsesAParameterElsewhere, Data, "gives other numbers"),
+        (IsDoneInTurn, Data, "each of them in turn"),
+        (HoldsAMetric, Data, "holds a torchmetrics Metric"),
+        (LogsAtTheEnd, Data, "the hook on_test_epoch_end is called"),
+        (WeighsByATensor, Data, "batch_size that is a tensor"),
+        (Model, Items, "not tensors in memory"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_more_than_a_function_is_evaluated_one_after_another(tmp_path, said, model, reason):
-    rows, metrics, calls = evaluate(tmp_path, model=model)
-    expected = evaluate(tmp_path, "sequential", model=model)
-    assert_close(rows, expected[0])
-    assert_close(metrics, expected[1])
-    assert calls == expected[2]
-    assert len(said()) == 1
-    assert reason in said()[0]
-
-
-class LogsNothing(Model):
-    def test_step(self, batch, batch_idx):
-        return functional.cross_entropy(self(batch[0]), batch[1])
-
-
-class LogsNumbersAlone(Model):
-    def test_step(self, batch, batch_idx):
-        self.log("test_one", 1.0)
-        self.log("test_largest", 2.0, reduce_fx="max")
-        self.log("test_largest", 3, reduce_fx="max")
-        self.log("test_number", torch.tensor(3))
-        self.log("test_hidden", self(batch[0]).sum(), on_step=False, on_epoch=False)
-
-
-@pytest.mark.parametrize("model", [LogsNothing, LogsNumbersAlone])
-def test_what_little_is_logged(tmp_path, said, model):
-    _, metrics, calls = evaluate(tmp_path, model=model)
-    assert calls == NUM_ALONE
-    assert_close(metrics, evaluate(tmp_path, "sequential", model=model)[1])
-    assert not said()
-
-
-class Validates(Model):
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]))
-
-
-def test_validation_data_too(tmp_path, said):
-    class Both(Data):
-        def __init__(self):
-            super().__init__(val_fraction=0.3)
-
-    rows, metrics, calls = evaluate(tmp_path, model=Validates, data=Both)
-    expected = evaluate(tmp_path, "sequential", model=Validates, data=Both)
-    assert_close(rows, expected[0])
-    assert_close(metrics, expected[1])
-    assert "loss/val_local" in rows[0]
-    assert calls < expected[2] / 2
-    assert not said()
+def test_what_is_more_than_a_function_is_evaluated_one_after_another(tmp_path, said, model, data, reason):
+    mapped, alone = compare(tmp_path, model, data)
+    assert mapped == alone
+    (line,) = said()
+    assert reason in line
 
 
 @pytest.mark.parametrize("model", [Model, LooksAtSomeValues])
 def test_a_resumed_run_has_the_same_digits(tmp_path, model):
-    torch.manual_seed(0)
-    options = {"engine": "vectorized", "clients_per_round": 5, "name": "run"}
-    whole = make_trainer(tmp_path / "whole", max_rounds=4, **options)
-    whole.fit(model(), Data(), FedBC(dual_lr=0.01))
-    torch.manual_seed(0)
-    parts = [make_trainer(tmp_path / "parts", max_rounds=rounds, **options) for rounds in (2, 4)]
-    parts[0].fit(model(), Data(), FedBC(dual_lr=0.01))
-    parts[1].fit(model(), Data(), FedBC(dual_lr=0.01), ckpt_path="last")
-    tables = [Path(trainer.log_dir, "evaluation.csv").read_text() for trainer in (whole, parts[1])]
+    def fit(name, rounds, ckpt_path=None):
+        torch.manual_seed(0)
+        trainer = make_trainer(tmp_path, engine="vectorized", clients_per_round=5, max_rounds=rounds, name=name)
+        trainer.fit(model(), Data(), FedBC(dual_lr=0.01), ckpt_path=ckpt_path)
+        return Path(trainer.log_dir, "evaluation.csv").read_text()
+
+    whole = fit("whole", 3)
+    fit("parts", 1)
+    tables = whole, fit("parts", 3, "last")
     assert tables[0] == tables[1]
 
 
@@ -347,22 +317,9 @@ def test_hooks_of_batches_see_every_client(tmp_path):
     assert watches[0].sizes == watches[1].sizes
 
 
-def test_data_of_a_dataloader_are_evaluated_one_after_another(tmp_path, said):
-    class Items(Data):
-        def client_test_dataset(self, client):
-            dataset = super().client_test_dataset(client) if client < 20 else None  # each DataLoader takes its time
-            return None if dataset is None else Hidden(dataset)
-
-    results = [evaluate(tmp_path, engine, data=Items) for engine in ("vectorized", "sequential")]
-    assert_close(results[0][0], results[1][0])
-    assert results[0][2] == results[1][2]
-    assert "not tensors in memory" in said()[0]
-
-
 def test_fine_tuned_models_are_evaluated_one_after_another(tmp_path):
-    results = [evaluate(tmp_path, engine, algorithm=PerFedBC) for engine in ("vectorized", "sequential")]
-    assert_close(results[0][0], results[1][0])
-    assert results[0][2] == NUM_TASKS + 2 * (2 + NUM_CLIENTS - 1)  # z by mapped steps
+    alone, _ = compare(tmp_path, algorithm=PerFedBC)
+    assert alone == NUM_TASKS + 2 * (2 + NUM_CLIENTS - 1)  # z by mapped steps
 
 
 def test_a_mistake_is_told_as_ever(tmp_path):
@@ -375,30 +332,13 @@ def test_a_mistake_is_told_as_ever(tmp_path):
         evaluate(tmp_path, model=lambda: LogisticRegression(10, 3), data=Wrong)
 
 
-def test_numbers_that_differ_when_mapped_are_not_used(tmp_path, said):
-    rows, _, _ = evaluate(tmp_path, model=LooksAtMemory)
-    expected = evaluate(tmp_path, "sequential", model=LooksAtMemory)
-    assert_close(rows, expected[0])
-    assert len(said()) == 1
-
-
+@pytest.mark.distributed
 def test_two_processes_evaluate_the_same_clients_together(tmp_path):
-    def words(devices):
-        return [
-            "fit", "--config", ROOT / "configs/digits.yaml", "--trainer.engine", "vectorized",
-            "--data.partitioner", "IID", "--data.partitioner.num_clients", 60, "--trainer.devices", devices,
-            "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.max_rounds", 1,
-            "--trainer.default_root_dir", tmp_path / str(devices),
-        ]  # fmt: skip
-
-    assert run_cli(*words(1)) == 0
-    done = run_python(["-m", "fedbc_lightning", *words(2)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = [read_csv(tmp_path / devices / "digits" / "FedBC-0" / "evaluation.csv") for devices in ("1", "2")]
-    of_the_initial_model = [[row for row in rows if row["round"] == "0"] for rows in found]
-    assert len(of_the_initial_model[0]) == 60
-    assert of_the_initial_model[0] == of_the_initial_model[1]
-    assert_close(found[0], found[1])
+    one, two = (evaluate(tmp_path / str(n), devices=n, strategy="ddp_fork")[0] for n in (1, 2))
+    initial = [[row for row in rows if row["round"] == "0"] for rows in (one, two)]
+    assert len(initial[0]) == NUM_CLIENTS - 1
+    assert initial[0] == initial[1]
+    assert_close(one, two)
 
 
 def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
@@ -409,12 +349,5 @@ def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
     )
     row_bytes = 4 * sum(parameter.numel() for parameter in Model().parameters())
     monkeypatch.setattr(stacked_bench, "BYTES_OF_ROWS", 7 * stacked_bench.NUM_MATRICES * row_bytes)
-    rows = evaluate(tmp_path)[0]
-    assert_close(rows, evaluate(tmp_path, "sequential")[0])
+    compare(tmp_path)
     assert set(num_models) == {(), (7,), (6,)}
-
-
-def test_z_and_own_models_see_the_same_batch_even_if_the_step_writes_into_it(tmp_path):
-    rows, _, num_alone = evaluate(tmp_path, model=Writing)
-    assert num_alone == NUM_ALONE
-    assert_close(rows, evaluate(tmp_path, "sequential", Writing)[0])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fedbc_lightning.models import CIFARCNN
+from fedbc_lightning.models import CIFARCNN, LogisticRegression
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
 from lightning.pytorch import Callback
 from test_plain_steps import OPTIMIZERS
@@ -105,6 +105,57 @@ class Evaluated(Smooth):
         self.log("test_accuracy", self.accuracy)
 
 
+class TwoNames(Smooth):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = self.net[2]
+        self.whole = nn.Sequential(self.net[0], self.net[1], self.head)
+
+    def forward(self, inputs):
+        return self.whole(inputs)
+
+
+class Prior(Smooth):
+    """An attribute made in inference mode."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.inference_mode():
+            self.prior = torch.full((3,), 0.3)
+
+
+class Masked(Smooth):
+    """A non-persistent buffer, and constants of torch's default dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(10), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        shift = torch.linspace(0, 1, 10) / 3 + torch.full((10,), 0.1)
+        return super().training_step([batch[0] * self.mask + shift, batch[1]], batch_idx)
+
+
+class Logged(Smooth):
+    """Logs its loss, and then adds to it in place."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_before", loss)
+        loss += 0.5 * self.net[0].weight.square().sum()
+        return loss
+
+
+class Weighted(Smooth):
+    """Logs with a batch size that is a tensor."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("train_mean", batch[0].mean(), batch_size=(batch[1] == 1).sum())
+        return super().training_step(batch, batch_idx)
+
+
 class Images(BoringData):
     def client_train_dataset(self, client):
         generator = torch.Generator().manual_seed(client)
@@ -118,7 +169,7 @@ class Images(BoringData):
 @pytest.fixture
 def recordings(monkeypatch):
     """Recorders that record the second step of a shape; what they recorded, and where they gave up."""
-    seen = SimpleNamespace(recorders=[], replays=0)
+    seen = SimpleNamespace(recorders=[], recorded=0, replays=0)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     make, record = StepRecorder.__init__, step_recorder.record
 
@@ -127,6 +178,7 @@ def recordings(monkeypatch):
         seen.recorders.append(self)
 
     def record_seen(*args, **options):
+        seen.recorded += 1
         replay, draws = record(*args, **options)
 
         def count(*tensors):
@@ -140,11 +192,17 @@ def recordings(monkeypatch):
     return seen
 
 
-def run(root, model, algorithm=FedAvg, data=BoringData, **options):
+def run(root, model, algorithm=FedAvg, data=BoringData, ckpt_path=None, **options):
     torch.manual_seed(0)
-    options = {"eval_every_n_rounds": 0, "clients_per_round": 4, "local_epochs": 2, "record_steps": True} | options
+    options = {
+        "eval_every_n_rounds": 0,
+        "clients_per_round": 4,
+        "max_rounds": 2,
+        "local_epochs": 2,
+        "record_steps": True,
+    } | options
     trainer = make_trainer(root, **options)
-    trainer.fit(model(), data(), algorithm())
+    trainer.fit(model(), data(), algorithm(), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -164,48 +222,39 @@ def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        (Model, {}),
         (lambda: Model(optimizer="adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
         (lambda: Model(optimizer="groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
-        (lambda: Model(optimizer="momentum"), {"local_epochs": None, "local_steps": 23, "max_rounds": 6}),
+        (lambda: Model(optimizer="momentum"), {"local_epochs": None, "local_steps": 23, "max_rounds": 3}),
         (Inplace, {}),
         (Dropping, {}),
         (Tied, {}),
-        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images}),
+        (Recurrent, {"eval_every_n_rounds": 1}),
+        (TwoNames, {}),
+        (Prior, {}),
+        (Masked, {"precision": "64-true"}),
+        (Logged, {}),
+        (Weighted, {}),
+        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "max_rounds": 1}),
         (Evaluated, {"eval_every_n_rounds": 1}),
         (Smooth, {"engine": "vectorized"}),
+        (TwoNames, {"engine": "vectorized", "eval_every_n_rounds": 1}),
         (Dropping, {"engine": "vectorized"}),
-        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "engine": "vectorized"}),
     ],
 )
 def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
     compare(tmp_path, monkeypatch, model, **options)
-    assert recordings.recorders[0].reason is None
-    assert recordings.replays > 5
-
-
-def test_a_layer_that_torch_may_not_be_able_to_replay(tmp_path, monkeypatch, recordings):
-    compare(tmp_path, monkeypatch, Recurrent, eval_every_n_rounds=1)
-
-
-def test_metrics_of_the_evaluation_leave_recordings_alone(tmp_path, recordings, monkeypatch):
-    made = []
-    record = step_recorder.record
-    monkeypatch.setattr(step_recorder, "record", lambda *args, **kw: made.append(args) or record(*args, **kw))
-    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=2)
-    num_recordings = len(made)
-    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=6)
-    assert len(made) - num_recordings <= len(recordings.recorders[1]._counts)
+    if model is not Recurrent:  # not every torch can replay an LSTM
+        assert recordings.recorders[0].reason is None
+        assert recordings.replays > 3
+    if model is Evaluated:  # whose Metric, moved in each evaluation, makes nothing be recorded again
+        assert recordings.recorded <= len(recordings.recorders[0]._counts)
 
 
 def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, monkeypatch):
     whole = run(tmp_path, Model, name="whole", max_rounds=4)
-    half = run(tmp_path, Model, name="half", max_rounds=2)
+    run(tmp_path, Model, name="half", max_rounds=2)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 30, "mapped": 30})
-    torch.manual_seed(0)
-    options = {"eval_every_n_rounds": 0, "clients_per_round": 4, "local_epochs": 2, "record_steps": True}
-    rest = make_trainer(tmp_path, name="half", max_rounds=4, **options)
-    rest.fit(Model(), BoringData(), FedAvg(), ckpt_path=Path(half.log_dir, "checkpoints", "last.ckpt"))
+    rest = run(tmp_path, Model, name="half", max_rounds=4, ckpt_path="last")
     assert_equal_trees(state_of(whole.federation), state_of(rest.federation))
 
 
@@ -225,6 +274,14 @@ class Masking(Model):
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
         return functional.cross_entropy(self(inputs[inputs[:, 0] > 0]), targets[inputs[:, 0] > 0])
+
+
+class Writing(Smooth):
+    """Changes a part of its batch in place."""
+
+    def training_step(self, batch, batch_idx):
+        batch[0][:, :3] *= 0.5
+        return super().training_step(batch, batch_idx)
 
 
 class Measuring(Model):
@@ -272,6 +329,7 @@ class Listed(Model):
         (BoringModel, "buffers"),
         (Skipping, "no loss"),
         (Listed, "outside of its own modules"),
+        (Writing, "writes into"),
     ],
 )
 def test_what_torch_cannot_record_runs_as_written(tmp_path, monkeypatch, recordings, caplog, model, reason):
@@ -333,21 +391,18 @@ class Replacing(Callback):
 @pytest.mark.parametrize(
     ("model", "is_recorded"),
     [
-        (Promised, True), (Inherited, True), (OwnLayers, False), (PromisedAnew, True),
-        (lambda: CIFARCNN(num_classes=3, image_size=16), True),
+        (Inherited, True), (OwnLayers, False), (PromisedAnew, True), (lambda: LogisticRegression(10, 3), True),
         (Smooth, False), (Overridden, False), (Wrapped, False),
     ],
 )  # fmt: skip
 def test_the_promise_is_given_by_the_decorator(tmp_path, recordings, model, is_recorded):
-    data = BoringData if model.__name__ != "<lambda>" else Images
-    run(tmp_path, model, data=data, record_steps="auto", max_rounds=2)
+    run(tmp_path, model, record_steps="auto", max_rounds=2)
     assert (recordings.replays > 3) == is_recorded
     assert recordings.recorders[0].lacks_promise != is_recorded
 
 
-@pytest.mark.parametrize("model", [Smooth, Promised])
-def test_a_step_that_is_replaced_on_the_module_is_taken(tmp_path, monkeypatch, recordings, model):
-    compare(tmp_path, monkeypatch, model, callbacks=[Replacing()])
+def test_a_step_that_is_replaced_on_the_module_is_taken(tmp_path, monkeypatch, recordings):
+    compare(tmp_path, monkeypatch, Promised, callbacks=[Replacing()])
 
 
 def test_a_line_says_once_what_a_promise_would_save(tmp_path, caplog, recordings, monkeypatch):
@@ -360,135 +415,16 @@ def test_a_line_says_once_what_a_promise_would_save(tmp_path, caplog, recordings
     )
 
 
-FACTOR = [1.0]
-
-
-class Factored(Model):
-    factor = 1.0
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)["loss"] * self.factor
-
-
-class FactoredElsewhere(Model):
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)["loss"] * FACTOR[0]
-
-
 class FactoredByRound(Model):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx)["loss"] * self.trainer.current_round
 
 
-class Rounds(Callback):
-    def on_round_start(self, trainer, pl_module):
-        FACTOR[0] = float(trainer.current_round)
-        if isinstance(pl_module, Factored):
-            pl_module.factor = FACTOR[0]
-
-
-@pytest.mark.parametrize("model", [Factored, FactoredElsewhere, FactoredByRound])
 @pytest.mark.filterwarnings("ignore:.*something else than when it was recorded")
-def test_what_changes_between_rounds_is_found_before_a_replay(tmp_path, monkeypatch, recordings, model):
-    compare(tmp_path, monkeypatch, model, callbacks=[Rounds()])
+def test_what_changes_between_rounds_is_found_before_a_replay(tmp_path, monkeypatch, recordings):
+    compare(tmp_path, monkeypatch, FactoredByRound)
     assert recordings.replays > 0
     assert "other numbers" in recordings.recorders[0].reason
-
-
-class TwoNames(Smooth):
-    """One layer under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = self.net[2]
-        self.whole = nn.Sequential(self.net[0], self.net[1], self.head)
-
-    def forward(self, inputs):
-        return self.whole(inputs)
-
-
-class Writing(Smooth):
-    """Changes a part of its batch in place."""
-
-    def training_step(self, batch, batch_idx):
-        batch[0][:, :3] *= 0.5
-        return super().training_step(batch, batch_idx)
-
-
-class Prior(Smooth):
-    """An attribute made in inference mode."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.inference_mode():
-            self.prior = torch.full((3,), 0.3)
-
-
-class Masked(Smooth):
-    """A non-persistent buffer, and constants of torch's default dtype."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mask", torch.ones(10), persistent=False)
-
-    def training_step(self, batch, batch_idx):
-        shift = torch.linspace(0, 1, 10) / 3 + torch.full((10,), 0.1)
-        return super().training_step([batch[0] * self.mask + shift, batch[1]], batch_idx)
-
-
-class Logged(Smooth):
-    """Logs its loss, and then adds to it in place."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_before", loss)
-        loss += 0.5 * self.net[0].weight.square().sum()
-        return loss
-
-
-class Weighted(Smooth):
-    """Logs with a batch size that is a tensor."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("train_mean", batch[0].mean(), batch_size=(batch[1] == 1).sum())
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        (TwoNames, {}), (Prior, {}), (Masked, {"precision": "64-true"}), (Masked, {}), (Logged, {}), (Weighted, {}),
-    ],
-)  # fmt: skip
-def test_unusual_functions_are_recorded(tmp_path, monkeypatch, recordings, model, options):
-    compare(tmp_path, monkeypatch, model, **options)
-    assert recordings.recorders[0].reason is None
-    assert recordings.replays > 3
-
-
-def test_a_step_that_writes_into_its_batch_runs_as_written(tmp_path, monkeypatch, recordings):
-    compare(tmp_path, monkeypatch, Writing)
-    assert "writes into" in recordings.recorders[0].reason
-
-
-class Ramped(Smooth):
-    """Uses ``batch_idx``."""
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (0.1 + batch_idx)
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"), [(Listed, "has other gradients"), (Ramped, "another batch_idx, it has other gradients")]
-)
-def test_the_vectorized_engine_refuses_them(tmp_path, model, reason):
-    with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{reason}.*use engine: sequential"):
-        run(tmp_path, model, engine="vectorized")
-
-
-def test_the_vectorized_engine_with_one_layer_under_two_names(tmp_path, monkeypatch, recordings):
-    compare(tmp_path, monkeypatch, TwoNames, engine="vectorized", eval_every_n_rounds=1)
-    compare(tmp_path / "writing", monkeypatch, Writing, engine="vectorized")
 
 
 def test_a_change_that_nobody_could_see_is_found_and_said(tmp_path, recordings, monkeypatch):
@@ -539,6 +475,7 @@ class Norms(Callback):
 def test_callbacks_find_the_gradients_of_the_last_step(tmp_path, recordings):
     norms = [Norms(), Norms()]
     run(tmp_path, Smooth, callbacks=norms[:1], record_steps=False)
+    assert recordings.recorded == 0
     run(tmp_path, Smooth, callbacks=norms[1:])
     assert norms[0].found == norms[1].found
 
@@ -561,20 +498,15 @@ def test_a_hook_that_comes_late_is_called(tmp_path, recordings):
     calls = []
     for record in (False, True):
         late = Late()
-        run(tmp_path, Smooth, callbacks=[late], record_steps=record, max_rounds=4)
+        run(tmp_path, Smooth, callbacks=[late], record_steps=record, max_rounds=3)
         calls.append(late.calls)
     assert calls[0] == calls[1] > 0
     assert recordings.replays > 0
     with pytest.raises(ConfigurationError, match="hooks are registered"):
-        run(tmp_path, Smooth, callbacks=[Late()], engine="vectorized", max_rounds=4)
+        run(tmp_path, Smooth, callbacks=[Late()], engine="vectorized", max_rounds=3)
 
 
 def test_a_mapped_step_that_is_compared_is_replayed_once(tmp_path, recordings):
     options = {"data": Even, "engine": "vectorized", "max_rounds": 8, "local_epochs": None, "local_steps": 1}
     run(tmp_path, Smooth, **options)
     assert recordings.replays == 8 - 1  # the second step of this shape is recorded
-
-
-def test_steps_are_not_recorded_when_asked(tmp_path, recordings):
-    run(tmp_path, Smooth, record_steps=False)
-    assert recordings.replays == 0

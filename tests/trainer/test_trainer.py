@@ -1,7 +1,8 @@
 """What a run does and leaves behind: DESIGN sections 3, 6 and 9."""
 
 import math
-from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,34 +43,64 @@ def fit(root, algorithm=None, model=None, data=None, **kwargs):
     return trainer, model
 
 
-def test_the_tables_of_a_run(tmp_path):
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), name="here")
-    assert trainer.log_dir == str(tmp_path / "here" / "FedBC-1")
-    metrics, clients = (read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("metrics", "clients"))
-    assert [row["round"] for row in metrics] == ["0", "1", "2", "3"]
-    assert metrics[0]["train/loss"] == ""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three rounds of FedBC beside callbacks of Lightning's, and what the hooks were called with."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    model, data, recorder = make_model(), BoringData(), Recorder()
+    callbacks = [recorder, Timer(duration="00:01:00:00"), ModelSummary()]
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), name="here", callbacks=callbacks)
+    torch.manual_seed(7)
+    trainer.fit(model, data, FedBC(dual_lr=0.01))
+    assert torch.equal(torch.rand(3), expected)  # the caller's generators are untouched
+    tables = {name: read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("metrics", "clients", "evaluation")}
+    return SimpleNamespace(trainer=trainer, model=model, data=data, hooks=recorder.events, **tables)
+
+
+def test_the_tables_of_a_run(run):
+    folder = Path(run.trainer.log_dir)
+    assert folder == Path(run.trainer.default_root_dir, "here", "FedBC-1")
+    assert [row["round"] for row in run.metrics] == ["0", "1", "2", "3"]
+    assert run.metrics[0]["train/loss"] == ""
     expected = (
         "round train/loss accuracy/global loss/global accuracy/local accuracy/local_weighted "
         "accuracy/std accuracy/worst10 num_clients/evaluated comm/bytes_up comm/bytes_down "
         "time/round_seconds time/eval_seconds dual/min dual/max dual/effective_number"
     )
-    assert set(expected.split()) <= set(metrics[1])
-    assert len(clients) == 9
+    assert set(expected.split()) <= set(run.metrics[1])
+    assert len(run.clients) == 9
     names = "round client num_samples num_steps status train_loss weight dual tolerance distance"
-    assert set(names.split()) <= set(clients[0])
+    assert set(names.split()) <= set(run.clients[0])
     for t in ("1", "2", "3"):
-        weights = [float(row["weight"]) for row in clients if row["round"] == t]
-        assert sum(weights) == pytest.approx(1)
+        assert sum(float(row["weight"]) for row in run.clients if row["round"] == t) == pytest.approx(1)
     sizes = {str(i): math.ceil(0.8 * (20 + 30 * i)) for i in range(6)}
-    assert all(int(row["num_samples"]) == sizes[row["client"]] for row in clients)
-    assert all(float(row["num_steps"]) == math.ceil(int(row["num_samples"]) / 16) for row in clients)
+    assert all(int(row["num_samples"]) == sizes[row["client"]] for row in run.clients)
+    assert all(float(row["num_steps"]) == math.ceil(int(row["num_samples"]) / 16) for row in run.clients)
+    kinds = [kind for kind, _ in run.hooks]
+    assert kinds == (["round_start"] + ["client_start", "client_end"] * 3 + ["round_end"]) * 3
+    assert [value for kind, value in run.hooks if kind == "round_start"] == [1, 2, 3]
 
 
-def test_distance_dual_and_bytes_are_what_they_say(tmp_path):
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), max_rounds=1)
+def test_weights_distance_dual_and_bytes_of_one_round(tmp_path):
+    """The module holds a client's weights inside the client, and z outside."""
+    seen = []
+
+    class Watch(Callback):
+        def on_client_start(self, trainer, pl_module, client):
+            seen.append(trainer.layout.read())
+
+        def on_round_end(self, trainer, pl_module):
+            assert torch.equal(trainer.layout.read(), trainer.server.z)
+
+    trainer, model = fit(tmp_path, FedBC(dual_lr=0.01), callbacks=Watch(), max_rounds=1)
     d, b = trainer.layout.num_parameters, trainer.layout.num_buffers
     assert (d, b) == (10 * 8 + 8 + 16 + 8 * 3 + 3, 16)
     initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
+    assert all(torch.equal(weights, initial) for weights in seen)
+    assert torch.equal(trainer.layout.read(), trainer.server.z)
+    assert model._trainer is None
+    assert "log" not in vars(model)
     for row in read_csv(f"{trainer.log_dir}/clients.csv"):
         x = trainer.clients.vector("local_model", int(row["client"]))[:d]
         distance = (x - initial).double().square().sum().item()
@@ -80,11 +111,9 @@ def test_distance_dual_and_bytes_are_what_they_say(tmp_path):
     assert float(metrics["comm/bytes_up"]) == 3 * (4 * (d + b) + 4)
 
 
-def test_evaluation_equals_a_loop_by_hand(tmp_path):
+def test_evaluation_equals_a_loop_by_hand(run):
     """DESIGN section 9: pooled, local mean and weighted, spread, worst tenth."""
-    data = BoringData()
-    trainer, model = fit(tmp_path, FedBC(dual_lr=0.01), data=data)
-    last = read_csv(f"{trainer.log_dir}/metrics.csv")[-1]
+    trainer, model, data, last = run.trainer, run.model, run.data, run.metrics[-1]
 
     def accuracy(module, clients):
         module.eval()
@@ -107,62 +136,26 @@ def test_evaluation_equals_a_loop_by_hand(tmp_path):
     sizes = [len(data.client_test_dataset(i)) for i in range(6)]
     assert float(last["accuracy/local"]) == pytest.approx(np.mean(of_x), abs=1e-6)
     assert float(last["accuracy/local_weighted"]) == pytest.approx(np.average(of_x, weights=sizes), abs=1e-6)
-    rows = [row for row in read_csv(f"{trainer.log_dir}/evaluation.csv") if row["round"] == last["round"]]
+    rows = [row for row in run.evaluation if row["round"] == last["round"]]
     assert [row["client"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
     assert [float(row["accuracy/global"]) for row in rows] == pytest.approx(of_z, abs=1e-6)
     assert [float(row["accuracy/local"]) for row in rows] == pytest.approx(of_x, abs=1e-6)
 
 
-def test_test_from_a_checkpoint_gives_the_numbers_of_the_log(tmp_path):
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01))
-    last = read_csv(f"{trainer.log_dir}/metrics.csv")[-1]
-    found = make_trainer(tmp_path).test(make_model(), BoringData(), FedBC(dual_lr=0.01), ckpt_path="last")
-    for name in ("accuracy/global", "loss/local", "accuracy/std"):
-        assert found[name] == float(last[name])
+def test_a_test_gives_the_numbers_of_the_log(run):
+    """From the checkpoint and after the run, with its own local models."""
+    root, last = run.trainer.default_root_dir, run.metrics[-1]
+    another = make_trainer(root, name="here").test(make_model(), BoringData(), FedBC(dual_lr=0.01), ckpt_path="last")
+    for found in (another, run.trainer.test(run.model, run.data, FedBC(dual_lr=0.01))):
+        for name in ("accuracy/global", "loss/local", "accuracy/std"):
+            assert found[name] == float(last[name])
 
 
-def test_the_checkpoint_is_an_ordinary_lightning_one(tmp_path):
-    trainer, model = fit(tmp_path, model=make_model(lr=0.05))
-    loaded = BoringModel.load_from_checkpoint(f"{trainer.log_dir}/checkpoints/last.ckpt", weights_only=True)
-    assert loaded.hparams["lr"] == 0.05
-    for name, tensor in model.state_dict().items():
+def test_the_checkpoint_is_an_ordinary_lightning_one(run):
+    loaded = BoringModel.load_from_checkpoint(f"{run.trainer.log_dir}/checkpoints/last.ckpt", weights_only=True)
+    assert loaded.hparams["lr"] == 0.1
+    for name, tensor in run.model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-
-
-def test_hooks_of_rounds_and_clients(tmp_path):
-    recorder = Recorder()
-    fit(tmp_path, callbacks=recorder, max_rounds=2)
-    kinds = [kind for kind, _ in recorder.events]
-    assert kinds == (["round_start"] + ["client_start", "client_end"] * 3 + ["round_end"]) * 2
-    assert [value for kind, value in recorder.events if kind == "round_start"] == [1, 2]
-
-
-def test_a_module_logs_in_round_hooks_and_sees_the_round(tmp_path):
-    class Model(BoringModel):
-        def on_round_end(self):
-            self.log("my/round", float(self.trainer.current_round))
-
-    trainer, _ = fit(tmp_path, model=make_model(Model))
-    assert [row["my/round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")[1:]] == ["1.0", "2.0", "3.0"]
-
-
-def test_the_module_holds_the_clients_weights_inside_clients_and_z_outside(tmp_path):
-    seen = []
-
-    class Watch(Callback):
-        def on_client_start(self, trainer, pl_module, client):
-            seen.append(("client", trainer.layout.read()))
-
-        def on_round_end(self, trainer, pl_module):
-            seen.append(("round", trainer.layout.read(), trainer.server.z.clone()))
-
-    trainer, model = fit(tmp_path, callbacks=Watch(), max_rounds=1)
-    initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
-    assert all(torch.equal(event[1], initial) for event in seen if event[0] == "client")
-    assert torch.equal(seen[-1][1], seen[-1][2])
-    assert torch.equal(trainer.layout.read(), trainer.server.z)
-    assert model._trainer is None
-    assert "log" not in vars(model)
 
 
 class NaNForClient(BoringModel):
@@ -206,25 +199,29 @@ def test_if_no_client_is_finite_the_run_stops_before_anything_is_lost(tmp_path):
     assert saved["fedbc_lightning"]["round"] == 2
 
 
-def test_early_stopping_looks_after_rounds(tmp_path):
-    stop = EarlyStopping("loss/global", patience=1, min_delta=10.0)
-    trainer, _ = fit(tmp_path, callbacks=stop, max_rounds=20)
-    assert trainer.current_round == 1
-    assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 2
+@pytest.mark.parametrize(
+    ("monitor", "options", "stops"), [("loss/global", {}, 1), ("train_loss", {"eval_every_n_rounds": 0}, 2)]
+)
+def test_early_stopping_looks_after_rounds(tmp_path, monitor, options, stops):
+    stop = EarlyStopping(monitor, patience=1, min_delta=10.0)
+    trainer, _ = fit(tmp_path, callbacks=stop, max_rounds=20, **options)
+    assert trainer.current_round == stops
+    assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == stops + 1
 
 
-def test_lightnings_timer_and_summary_run(tmp_path):
-    trainer, _ = fit(tmp_path, callbacks=[Timer(duration="00:01:00:00"), ModelSummary()])
-    assert trainer.current_round == 3
-
-
-def test_round_checkpoint_keeps_the_best(tmp_path):
+def test_round_checkpoint_keeps_the_best_and_only_last_ckpt_goes_on_in_its_folder(tmp_path):
     keep = RoundCheckpoint("accuracy/global")
-    trainer, _ = fit(tmp_path, callbacks=keep, max_rounds=5)
-    column = [float(row["accuracy/global"]) for row in read_csv(f"{trainer.log_dir}/metrics.csv")]
+    trainer, _ = fit(tmp_path, callbacks=keep)
+    rows = read_csv(f"{trainer.log_dir}/metrics.csv")
+    column = [float(row["accuracy/global"]) for row in rows]
     assert keep.best == pytest.approx(max(column))
-    saved = torch.load(f"{trainer.log_dir}/checkpoints/best.ckpt", weights_only=True)
+    best = f"{trainer.log_dir}/checkpoints/best.ckpt"
+    saved = torch.load(best, weights_only=True)
     assert saved["fedbc_lightning"]["round"] == keep.best_round == column.index(max(column))
+    other = make_trainer(tmp_path, max_rounds=4)
+    other.fit(make_model(), BoringData(), FedAvg(), ckpt_path=best)
+    assert other.log_dir != trainer.log_dir
+    assert read_csv(f"{trainer.log_dir}/metrics.csv") == rows
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -262,30 +259,18 @@ def test_buffer_policies(tmp_path, buffers):
         assert torch.equal(trainer.clients.vector("local_buffers", 3), rows[3])
 
 
-def test_bf16_mixed_computes_in_bf16_and_keeps_float32_weights(tmp_path):
-    seen = Counter()
+@pytest.mark.parametrize(("precision", "of_weights"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_bf16_computes_in_bf16_and_aggregates_in_float32(tmp_path, precision, of_weights):
+    seen = set()
 
     class Model(BoringModel):
-        def training_step(self, batch, batch_idx):
-            outputs = self(batch[0])
-            seen[outputs.dtype, self.net[0].weight.dtype] += 1
-            return functional.cross_entropy(outputs, batch[1])
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            seen.add((outputs.dtype, self.net[0].weight.dtype))
+            return outputs
 
-        def test_step(self, batch, batch_idx):
-            seen[self(batch[0]).dtype, self.net[0].weight.dtype] += 1
-
-    trainer, _ = fit(tmp_path, model=make_model(Model), precision="bf16-mixed")
-    assert set(seen) == {(torch.bfloat16, torch.float32)}
-    assert trainer.server.z.dtype == torch.float32
-
-
-def test_bf16_true_works_in_bf16_and_aggregates_in_float32(tmp_path):
-    class Model(BoringModel):
-        def training_step(self, batch, batch_idx):
-            assert batch[0].dtype == self.net[0].weight.dtype == torch.bfloat16
-            return super().training_step(batch, batch_idx)
-
-    trainer, _ = fit(tmp_path, FedProx(mu=0.1), model=make_model(Model), precision="bf16-true")
+    trainer, _ = fit(tmp_path, FedProx(mu=0.1), model=make_model(Model), precision=precision, max_rounds=1)
+    assert seen == {(torch.bfloat16, of_weights)}
     assert trainer.server.z.dtype == torch.float32
     assert (trainer.server.z != trainer.server.z.bfloat16().float()).any()
 
@@ -304,8 +289,6 @@ def test_a_parameter_without_gradient_is_left_alone_as_under_torch(tmp_path):
     trainer, model = fit(tmp_path, model=make_model(Model))
     assert model.unused.tolist() == [1, 1, 1]
     assert not trainer.federation.bench.optimizer.is_flat
-    rows = read_csv(f"{trainer.log_dir}/clients.csv")
-    assert len(rows) == 9
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
@@ -316,8 +299,8 @@ def test_optimizers_on_flat_slices_equal_per_tensor_ones_bit_for_bit(tmp_path, o
             options = {"initial_accumulator_value": 0.5} if optimizer == "Adagrad" else {}
             return getattr(torch.optim, optimizer)(groups, lr=0.01, weight_decay=0.1, **options)
 
-    flat, _ = fit(tmp_path / "flat", model=make_model(Model), local_epochs=3)
-    trainer = make_trainer(tmp_path / "views", local_epochs=3)
+    flat, _ = fit(tmp_path / "flat", model=make_model(Model), local_epochs=2, max_rounds=2)
+    trainer = make_trainer(tmp_path / "views", local_epochs=2, max_rounds=2)
 
     class UseViews(Callback):
         def on_train_start(self, trainer, pl_module):
@@ -378,15 +361,6 @@ def test_impossible_arguments_are_all_named_at_once():
         make_trainer(".", name="../elsewhere")
 
 
-def test_the_callers_generators_are_untouched(tmp_path):
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    model, data = make_model(), BoringData()
-    torch.manual_seed(7)
-    make_trainer(tmp_path).fit(model, data, FedAvg())
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_module_asks_its_trainer_for_something_else(tmp_path):
     class Model(BoringModel):
         def on_train_epoch_start(self):
@@ -400,21 +374,6 @@ def test_module_asks_its_trainer_for_something_else(tmp_path):
 def test_a_few_clients_carrying_the_mean_are_warned_of_once(tmp_path, caplog):
     fit(tmp_path, FedBC(dual_lr=0.0), max_rounds=3)
     assert sum("sampled clients are all 0" in record.message for record in caplog.records) == 1
-
-
-def test_test_after_fit_uses_the_trained_local_models(tmp_path):
-    trainer = make_trainer(tmp_path)
-    model, data, algorithm = make_model(), BoringData(), FedBC(dual_lr=0.01)
-    trainer.fit(model, data, algorithm)
-    last = read_csv(f"{trainer.log_dir}/metrics.csv")[-1]
-    found = trainer.test(model, data, algorithm)
-    assert found["accuracy/local"] == float(last["accuracy/local"])
-
-
-def test_early_stopping_on_a_training_metric_and_without_evaluation(tmp_path):
-    stop = EarlyStopping("train_loss", patience=1, min_delta=10.0)
-    trainer, _ = fit(tmp_path, callbacks=stop, max_rounds=20, eval_every_n_rounds=0)
-    assert trainer.current_round == 2
 
 
 def test_a_monitor_that_nothing_logs_is_named_before_training(tmp_path):
@@ -508,31 +467,3 @@ def test_draws_in_round_hooks_are_a_function_of_the_round(tmp_path):
     columns = [[row["my/draw"] for row in read_csv(f"{t.log_dir}/metrics.csv")] for t in (whole, again)]
     assert columns[0] == columns[1]
     assert len(set(columns[0])) == 5
-
-
-def test_only_last_ckpt_goes_on_in_its_folder(tmp_path):
-    trainer, _ = fit(tmp_path, callbacks=RoundCheckpoint("loss/global", mode="min"), max_rounds=3)
-    rows = read_csv(f"{trainer.log_dir}/metrics.csv")
-    other = make_trainer(tmp_path, max_rounds=5)
-    other.fit(make_model(), BoringData(), FedAvg(), ckpt_path=f"{trainer.log_dir}/checkpoints/best.ckpt")
-    assert other.log_dir != trainer.log_dir
-    assert read_csv(f"{trainer.log_dir}/metrics.csv") == rows
-    assert torch.isfinite(other.server.z).all()
-
-
-def test_the_progress_bar_lives_through_validate_and_shows_what_is_logged(tmp_path, capsys):
-    class Model(BoringModel):
-        def __init__(self):
-            super().__init__()
-            self.net[1] = torch.nn.Identity()  # BatchNorm trains on no batch of one sample
-
-        def test_step(self, batch, batch_idx):
-            self.log("test_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    trainer = make_trainer(tmp_path, enable_progress_bar=True)
-    data = BoringData(val_fraction=0.25)
-    trainer.fit(make_model(Model), data, FedAvg())
-    assert "acc/global 0." in capsys.readouterr().out
-    assert "acc/val_global" in make_trainer(tmp_path, enable_progress_bar=True).validate(
-        make_model(Model), data, FedAvg(), ckpt_path="last"
-    )
