@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.contrasted_step import find_layer
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.workbench import Workbench
@@ -22,36 +22,10 @@ from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, 
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
-from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
     from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
-
-
-class Training(NamedTuple):
-    """One local training of a cohort, as a method asks for it with :meth:`BaseEngine.solve`.
-
-    Attributes:
-        start: The model at which training starts, (d + b,) or (K, d + b).
-        local: The local training of these clients.
-        has_own_epochs: Whether the method gave a number of epochs in place of the trainer's.
-
-    All other attributes are the arguments of :meth:`fedbc_lightning.local.engine.Engine.solve`.
-    """
-
-    start: Tensor
-    local: LocalTraining
-    has_own_epochs: bool
-    terms: Sequence[Term]
-    solver: Solver | None
-    after_step: AfterStep | None
-    lr_scale: float
-    record_gradient_mean: bool
-    purpose: str
-    is_last: bool
-    trains: Trains = "all"
-    contrast: ModelContrast | None = None
 
 
 class BaseEngine(ABC):
@@ -70,42 +44,15 @@ class BaseEngine(ABC):
     stacked: StackedBench | None = None
 
     def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
-        self.has_solver = False
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """The layout of the module's parameters in a vector (d,)."""
-        return self.bench.layout
-
-    @property
-    def datamodule(self) -> FederatedDataModule:
-        """The data module with the clients' data."""
-        return self.bench.datamodule
-
-    @property
-    def is_plain_sgd(self) -> bool:
-        """Whether every local step is exactly ``w -= lr * grad``."""
-        return self.bench.is_plain_sgd
+        self.bench, self.layout, self.datamodule = bench, bench.layout, bench.datamodule
+        self.is_plain_sgd, self.has_full_precision = bench.is_plain_sgd, bench.has_full_precision
+        self.has_schedulers, self.has_solver = bool(bench.optimizer.schedulers), False
+        self.component_shares = bench.component_shares
 
     @property
     def sgd_momentum(self) -> float | None:
         """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
         return None if self.has_schedulers or self.has_solver else self.bench.sgd_momentum
-
-    @property
-    def has_full_precision(self) -> bool:
-        """Whether losses and gradients are computed in float32 or float64 throughout."""
-        return self.bench.has_full_precision
-
-    @property
-    def has_schedulers(self) -> bool:
-        """Whether the module's learning rates follow schedulers within local training."""
-        return bool(self.bench.optimizer.schedulers)
-
-    def component_shares(self, client: int) -> list[float]:
-        """Return the fractions of the client's samples that lie in each of its fixed batches; they sum to 1."""
-        return self.bench.component_shares(client)
 
     def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
         """Return what evaluates several clients at once in a stage, or None if they are evaluated one by one.
@@ -268,7 +215,7 @@ class BaseEngine(ABC):
         cohort.start_counters = counters
         cohort.started.update(clients)
         local = replace(self.bench.local, epochs=None, steps=num_steps, schedule_rounds=None)
-        self.train(cohort, Training(model, local, False, (), None, None, 1.0, False, "held-out client", False))
+        self.train(cohort, Training(model, local, purpose="held-out client", is_last=False))
         return cohort
 
     def _planned(self, cohort: Cohort, epochs: int | None) -> LocalTraining:

@@ -69,7 +69,7 @@ def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients
     try:
         engine = other_engine(bench, "vectorized", algorithm)
         # What no rule of the settings sees (a sum that is logged, a branch on a value, dropout) shows in one batch.
-        from fedbc_lightning.engines.stacked.mappable import try_step
+        from fedbc_lightning.engines.stacked.stacked_bench import try_step
 
         try_step(engine.bench)
     except NotVectorizableError as error:

@@ -1,12 +1,12 @@
-"""The training of one client: its start, its epochs and its result, and by default steps of the user's optimizer."""
+"""The training of a cohort's clients, one after another, and by default by steps of the user's optimizer."""
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,82 +14,93 @@ from torch import Tensor
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.private_torch import run_backward
+from fedbc_lightning.core.private_torch import foreach_copy, run_backward
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.hooked_step import HookedStep, MissingGradientError
-from fedbc_lightning.engines.local_step import LocalStep
-from fedbc_lightning.engines.recorded.replay import Replay
-from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.local_step import LocalStep, Training
+from fedbc_lightning.engines.recorded.step_recorder import Recording
+from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, ModelContrast, Term
-from fedbc_lightning.local.engine import Trains
+from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import locate_step, place_in_run, refuse_loss
-from fedbc_lightning.state.cohort import Cohort, Taken
+from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
+
+log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
+
+
+class Trained(NamedTuple):
+    """What the training of one client gave; the names are those of :class:`~fedbc_lightning.state.cohort.LocalResult`.
+
+    Attributes:
+        rates: Mean learning rate of each parameter group over the steps that moved w.
+    """
+
+    w: Tensor
+    kept: Tensor
+    buffers: Tensor
+    counters: Tensor
+    steps: int
+    losses: float
+    are_losses_finite: bool
+    rates: tuple[float, ...]
+    taken: Taken
+    records: dict[str, Any]
+    gradient_mean: Tensor | None
 
 
 class ClientRun(ABC):
-    """One client's local training, with Lightning's hooks in Lightning's order.
+    """Trains the clients of a cohort one after another, with Lightning's hooks in Lightning's order.
+
+    One object trains them all: for a client of few samples, making objects costs as much as its steps.
 
     Args:
         bench: The workbench.
-        cohort: The cohort that the client belongs to.
-        k: The client's place in the cohort.
-        local: The local training of this client in this round.
+        cohort: The clients; it takes the result.
+        asked: What the method asks for.
 
     Attributes:
-        w: Iterate (d,) after training, in the master dtype; :meth:`finish` sets it and what follows.
-        kept: Kept parameters (p,) after training, in the master dtype.
-        buffers: The floating-point buffers (b,) at the end of training; ``counters`` are the integer buffers.
+        client: The client that trains.
         num_updates: K_i, the number of steps that moved w; not those without a gradient, or that the scaler skipped.
-        mean_rates: Mean learning rate of each parameter group over these steps.
-        loss: Mean loss over the client's batches; NaN if no batch had a loss.
-        gradient_mean: The mean (d,) of the raw gradients, or None if it was not asked for.
-        is_finite: Whether all losses were finite.
-        taken: The epochs and steps of this and earlier rounds, at which local schedules continue.
-        record: What the client counted and logged, for its row in ``clients.csv``.
+        losses: Losses of the batches that have one; ``sizes`` are the numbers of samples.
+        before: Its epochs and steps in earlier rounds, at which local schedules continue.
+        epoch: Number of the epoch within the round; ``first_epoch`` is that of the round's first one over all rounds.
         is_module_informed: Whether the module was put into training mode and told which client it trains.
     """
 
-    def __init__(self, bench: Workbench, cohort: Cohort, k: int, local: LocalTraining) -> None:
-        self.bench, self.cohort, self.local = bench, cohort, local
+    def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
+        self.bench, self.cohort, self.asked, self.local = bench, cohort, asked, asked.local
         self.user, self.layout, self.optimizer = bench.user, bench.layout, bench.optimizer
         self.module, self.hooks = bench.user.module, bench.user.hooks
-        self.client, self._k = cohort.ids[k], k
-        self.num_steps = self.num_updates = 0
-        self.losses: list[Tensor] = []  # of the batches that have a loss; `sizes` are their sizes
-        self.sizes: list[int] = []
-        self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
-        self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
-        self.epoch = self.first_epoch = 0  # the epoch counts within the round, the first one over all rounds
-        self.batches_passed = 0
-        self.is_module_informed = False
-        self._metrics: dict[str, Tensor] = {}  # what the module logged in the last epoch
         self.gradient_mean: Tensor | None = None
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> ClientRun:
-        """Train the client from a model (d + b,) and return this object.
-
-        Args:
-            start: The model.
-            lr_scale: Factor on the user's learning rates.
-            purpose: Name that seeds the random draws of this training.
-            is_last: Whether no other training of the client follows in this round.
-        """
+    def run(self) -> None:
+        """Train all clients, and hand the cohort the result."""
+        trained = []
         try:
-            self.train(start, lr_scale, purpose)
-            self.finish(is_last)
+            for k in range(len(self.cohort)):
+                self.train(k)
+                trained.append(self.finish())
         except Exception as error:
             self.tell(error)
             raise
-        return self
+        of: Any = Trained(*map(list, zip(*trained, strict=True)))  # type: ignore[arg-type]
+        # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
+        sizes = {rates: self.bench.step_sizes(rates) for rates in set(of.rates)}
+        result = LocalResult(
+            w=_stacked(of.w), buffers=_stacked(of.buffers), counters=of.counters[-1], steps=of.steps, losses=of.losses,
+            are_losses_finite=of.are_losses_finite, step_size=torch.cat([sizes[rates] for rates in of.rates]),
+            taken=of.taken, records=of.records, kept=_stacked(of.kept),
+            gradient_mean=None if of.gradient_mean[0] is None else _stacked(of.gradient_mean),
+        )  # fmt: skip
+        self.cohort.take(result)
 
     @abstractmethod
-    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Take all of the client's steps; see :meth:`run` for the arguments."""
+    def train(self, k: int) -> None:
+        """Take all of the steps of the cohort's client k."""
 
     def tell(self, error: Exception, batch_idx: int | None = None, batch: Any = None) -> None:
         """Note on an exception at which client, round and batch it came up.
@@ -102,32 +113,40 @@ class ClientRun(ABC):
         place = place_in_run(f"client {self.client}", self.bench.round)
         locate_step(error, place if batch_idx is None else f"{place}, batch {batch_idx}", batch)
 
-    def begin(self, start: Tensor, lr_scale: float, purpose: str, *, informs_module: bool = True) -> None:
-        """Seed the generators, load the start model, and make loader and optimizer as new.
+    def begin(self, k: int, *, informs_module: bool = True) -> None:
+        """Seed the generators, load the start model of client k, and make loader and optimizer as new.
 
         Args:
-            start: The model (d + b,).
-            lr_scale: Factor on the user's learning rates.
-            purpose: Name that seeds the random draws of this training.
+            k: The client's place in the cohort.
             informs_module: Whether to call :meth:`inform_module` at once; otherwise it is called here only if the
                 user's code has a part in making the batches.
         """
-        bench, cohort = self.bench, self.cohort
-        seed_globals(derive(bench.seed, purpose, bench.round, self.client), self.user.device)
-        buffers, kept = [None if rows is None else rows[self._k] for rows in (cohort.start_buffers, cohort.start_kept)]
-        bench.load(start, cohort.start_counters, buffers, kept=kept)
-        self.loader = bench.train_loader(self.client)
+        bench, cohort, asked = self.bench, self.cohort, self.asked
+        self.client = client = cohort.ids[k]
+        self.num_steps = self.num_updates = self.epoch = self.batches_passed = 0
+        self.losses, self.sizes = list[Tensor](), list[int]()
+        self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
+        self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
+        self.is_module_informed = False
+        self._metrics: dict[str, Tensor] = {}  # what the module logged in the last epoch
+        seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
+        buffers, kept = cohort.start_buffers, cohort.start_kept
+        bench.load(
+            asked.start if asked.start.ndim == 1 else asked.start[k], cohort.start_counters,
+            None if buffers is None else buffers[k], kept=None if kept is None else kept[k],
+        )  # fmt: skip
+        self.loader = bench.train_loader(client)
         self.num_batches = len(self.loader)
-        bench.work.begin([self.client], self.local.num_steps(self.num_batches))
-        self.first_epoch = self.before.whole_epochs(self.num_batches)
+        bench.work.begin([client], self.local.num_steps(self.num_batches))
+        self.first_epoch = self.before.whole_epochs(self.num_batches) if self.before.epochs else 0
         self.user.shim.start_client()
         self.collector = self.user.start_collecting()
         if informs_module or not self.loader.gathers_plainly:
             self.inform_module()
-        self.optimizer.reset(lr_scale, epochs=self.first_epoch, steps=self.before.steps)
-        if self.client not in self.cohort.started:
-            self.cohort.started.add(self.client)
-            self.hooks.call("on_client_start", self.client)
+        self.optimizer.reset(asked.lr_scale, epochs=self.first_epoch, steps=self.before.steps)
+        if client not in cohort.started:
+            cohort.started.add(client)
+            self.hooks.call("on_client_start", client)
 
     def inform_module(self) -> None:
         """Put the module into training mode, and let ``self.trainer`` show it which client it trains.
@@ -195,7 +214,8 @@ class ClientRun(ABC):
         """
         if is_update:
             self.num_updates += num_steps
-            self._updates_by_rate[self.optimizer.rates] += num_steps
+            rates = self.optimizer.rates
+            self._updates_by_rate[rates] = self._updates_by_rate.get(rates, 0) + num_steps
         self.num_steps += num_steps
         self.bench.work.num_steps += num_steps
         if self.is_module_informed:
@@ -207,40 +227,42 @@ class ClientRun(ABC):
     def size_of(self, batch: Any, batch_idx: int) -> int:
         """Return the number of samples of a batch; what its tensors do not tell follows from its place in the epoch."""
         size = self.loader.batch_size
-        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
+        if (batch_idx + 1) * size > self.loader.num_samples:
+            size = self.loader.num_samples - batch_idx * size
+        return batch_size_of(batch, size)
 
     def count_loss(self, loss: Tensor, size: int) -> None:
         """Keep the loss of a batch of so many samples; it is read from the device at the end."""
-        self.losses.append(loss.detach().reshape(()))
+        self.losses.append(loss.detach() if loss.ndim == 0 else loss.detach().reshape(()))
         self.sizes.append(size)
 
     # the end
 
-    def finish(self, is_last: bool) -> None:
-        """Keep what local training ended with, and what it counted and logged."""
+    def finish(self) -> Trained:
+        """Return what the client's training gave, and what it counted and logged."""
+        is_last = self.asked.is_last
         if is_last:
             self.hooks.call("on_client_end", self.client)
+        layout, row = self.layout, self.bench.row
+        shared, kept = row.split([layout.num_parameters, layout.num_kept]) if layout.num_kept else (row, row[:0])
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
-        is_kept = is_last and len(self.cohort) == 1
-        num_shared, master_dtype = self.layout.num_parameters, self.layout.master_dtype
-        shared = self.bench.row[:num_shared] if self.layout.num_kept else self.bench.row
-        self.w = shared.to(master_dtype, copy=not is_kept)
-        self.kept = self.bench.row[num_shared:].to(master_dtype, copy=True) if self.layout.num_kept else self.w[:0]
-        self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
-        self.mean_rates = self._rates_on_average()
+        w = shared.to(layout.master_dtype, copy=not (is_last and len(self.cohort) == 1))
         logged = self.collector.result()
         losses = read(self.losses)
-        self.loss, self.is_finite = math.nan, all(map(math.isfinite, losses))
         if losses:
-            self.loss = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
         else:
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
-        self.taken = self.before.plus(self.batches_passed, self.num_steps, self.num_batches)
-        self.record = {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}
+        return Trained(
+            w, kept.to(layout.master_dtype, copy=True), layout.read_buffers(), layout.read_counters(), self.num_updates,
+            sum(losses) / len(losses) if losses else math.nan, all(map(math.isfinite, losses)), self._mean_rates(),
+            self.before.plus(self.batches_passed, self.num_steps, self.num_batches),
+            {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}},
+            self.gradient_mean,
+        )  # fmt: skip
 
-    def _rates_on_average(self) -> tuple[float, ...]:
+    def _mean_rates(self) -> tuple[float, ...]:
         if not self.num_updates:
             return (0.0,) * len(self.layout.group_slices)
         if len(self._updates_by_rate) == 1:
@@ -250,63 +272,75 @@ class ClientRun(ABC):
 
 
 class OptimizerRun(ClientRun):
-    """Trains a client in epochs over its batches by steps of the user's own optimizer.
+    """Trains clients in epochs over their batches by steps of the user's own optimizer.
 
-    A step is taken from its recording if there is one (:class:`Replay`), as the module writes it
+    A step is taken from its recording if there is one (:meth:`_replay`), as the module writes it
     (:meth:`_take_written`), or with Lightning's hooks inside (:class:`HookedStep`). What happens to its gradient then
     is :class:`LocalStep`.
 
     Args:
         bench: The workbench.
-        cohort: The cohort that the client belongs to.
-        k: The client's place in the cohort.
-        local: The local training of this client in this round.
-        terms: The terms of this client, which are added to every step's gradient.
-        after_step: Change that is applied to w after every optimizer step, or None.
-        keep_mean: Whether to record the mean raw gradient.
-        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
-        contrast: Model-contrastive term of this client, which is added to the loss of each batch, or None.
+        cohort: The clients.
+        asked: What the method asks for.
     """
 
-    def __init__(
-        self, bench: Workbench, cohort: Cohort, k: int, local: LocalTraining, terms: Sequence[Term],
-        after_step: AfterStep | None, keep_mean: bool, trains: Trains = "all", contrast: ModelContrast | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(bench, cohort, k, local)
-        self.step = LocalStep(
-            self.layout, local, bench.row[None], bench.grad[None], terms, after_step, trains, keep_mean
-        )
-        self._hooked = HookedStep(bench, local, self.step)
-        self._contrast = contrast if contrast is not None and contrast.weight else None
-        self._is_plain = bench.takes_plain_steps and self._contrast is None
-        self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
-        self._num_gradients = 0
+    def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(bench, cohort, asked)
+        self.step = LocalStep(self.layout, asked, bench.row[None], bench.grad[None])
+        self._hooked = HookedStep(self)
+        num_clients = len(cohort)
+        # The method made terms for all K clients; each client's steps see its own row of them.
+        self._own_terms = [of_each(term, num_clients) if num_clients > 1 else [term] for term in asked.terms]
+        self._own_after: Sequence[Any] = [asked.after_step] * num_clients
+        if asked.after_step is not None and num_clients > 1:
+            self._own_after = of_each(asked.after_step, num_clients)
+        contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
+        self._contrasts = None if contrast is None else contrast.rows(num_clients)
+        self.training_step = bench.user.training_step
 
-    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+    def train(self, k: int) -> None:
         """Run the epochs; see the base class."""
-        self._hooked.start_scaler()
-        self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
-        self._training_step = self.user.training_step
-        if self._contrast is not None:
-            self._training_step = ContrastedStep(self.bench, self._contrast).training_step
-        optimizer = self.optimizer
-        self.step.start(lambda active: optimizer.plain_step(), lambda: self.bench.step_sizes(optimizer.rates))
-        self._recorded = Replay(self.bench, self.collector, self.step)
+        try:
+            self._train(k)
+        except MissingGradientError:
+            # The optimizer's state lies in flat slices and is lost with them, so the client starts again.
+            log.info(
+                "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
+                "gets the module's own parameters, not flat slices. Same numbers, a little slower."
+            )
+            self.optimizer.use_per_tensor()
+            self._train(k)
+
+    def _train(self, k: int) -> None:
+        bench, optimizer, step = self.bench, self.optimizer, self.step
+        self._is_plain = bench.takes_plain_steps and self._contrasts is None
+        self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
+        self.num_gradients = 0  # that were added up; more than steps if a closure is called several times
+        if bench.scaler is not None:
+            self._hooked.start_scaler(bench.scaler)
+        self.begin(k, informs_module=not bench.runs_only_training_step)
+        if self._contrasts is not None:
+            self.training_step = ContrastedStep(bench, self._contrasts[k]).training_step
+        if self._own_terms or self._own_after[k] is not None:
+            step.use([terms[k] for terms in self._own_terms], self._own_after[k])
+        step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
             epoch += 1
 
-    def finish(self, is_last: bool) -> None:
-        """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
-        super().finish(is_last)
-        if self._gradients is not None and self._k == len(self.cohort) - 1:  # no hook looks between clients of a cohort
+    def finish(self) -> Trained:
+        """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
+        step, scaler = self.step, self.bench.scaler
+        if step.gradient_sum is not None:
+            self.gradient_mean = step.gradient_sum[0, : self.layout.num_parameters] / max(self.num_gradients, 1)
+        trained = super().finish()
+        # No hook looks between the clients of a cohort.
+        if self._gradients is not None and self.client == self.cohort.ids[-1]:
             self.layout.show_gradients(self._gradients)
-        if self.step.gradient_sum is not None:
-            count = max(self._num_gradients + self._hooked.num_gradients, 1)
-            self.gradient_mean = self.step.gradient_sum[0, : self.layout.num_parameters] / count
-        if self.bench.scaler is not None:
-            self.record["grad_scale"] = self.bench.scaler.get_scale()
+        if scaler is not None:
+            trained.records["grad_scale"] = scaler.get_scale()
+        return trained
 
     def _is_done(self, epoch: int) -> bool:
         if self.user.shim.is_client_stopped:
@@ -331,14 +365,17 @@ class OptimizerRun(ClientRun):
         # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
         if self.layout.num_optimized < len(self.bench.grad):
             self.bench.grad[self.layout.num_optimized :].zero_()
-        recorder = self.bench.recorder
+        recorder, loader = self.bench.recorder, self.loader
         may_replay = self._is_plain and recorder.reason is None and not self.optimizer.has_step_hooks
+        # Lists of batches of one form, between which nobody's code runs.
+        is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         steps_before = self.num_steps
         try:
-            for batches in self._stretches():
-                start = 0
+            for found in loader.stretches() if is_known else ([batch] for batch in loader):
+                start, batches = 0, found
+                batches = self._on_device(found)
                 while start < len(batches):
                     count, is_over = (self._replay(batches[start:], batch_idx) if may_replay else 0), False
                     if not count:
@@ -347,7 +384,7 @@ class OptimizerRun(ClientRun):
                     is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
                     if is_over or is_enough or self.user.shim.is_client_stopped:
                         if self._is_plain and batch_idx >= self.num_batches:
-                            self._step_schedulers()
+                            self.step_schedulers()
                         return
         except Exception as error:
             self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
@@ -355,15 +392,15 @@ class OptimizerRun(ClientRun):
         finally:
             recorder.count_written(self.num_steps - steps_before)
         if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
-            self._step_schedulers()
+            self.step_schedulers()
 
-    def _stretches(self) -> Iterator[Sequence[Any]]:
-        """Yield the batches of an epoch on the device, in lists of one form between which nobody's code runs."""
-        is_known = type(self.loader) is ClientLoader and not self.user.has_transfer_hooks
-        for batches in self.loader.stretches() if is_known else ([batch] for batch in self.loader):
-            yield list(map(self.user.to_device, batches))
+    def _on_device(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return batches of one form on the device: where the first lies there already, all do."""
+        to_device = self.user.to_device
+        first = to_device(batches[0])
+        return batches if first is batches[0] else [first, *map(to_device, batches[1:])]
 
-    def _step_schedulers(self) -> None:
+    def step_schedulers(self) -> None:
         """Step the schedulers of interval ``epoch``, at the end of one."""
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
@@ -381,12 +418,28 @@ class OptimizerRun(ClientRun):
             count = min(count, self.local.steps - self.num_steps)
         size = self.size_of(batches[0], batch_idx)
         with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
-            losses, self._gradients = self._recorded.take(recording, batches[:count], size)
-        self.losses += losses
-        self.sizes += [size] * count
-        self._num_gradients += count
+            self._take_recorded(recording, batches[:count], size)
+        self.num_gradients += count
         self.count_step(batch_idx + count - 1, num_steps=count)
         return count
+
+    def _take_recorded(self, recording: Recording, batches: Sequence[Any], size: int) -> None:
+        """Take a recorded step on each batch; what is not an operation happens once for all of them."""
+        views, first = self.bench.grad_views, self.layout.num_grouped
+        replay, parameters, take_step = recording.replay, self.layout.parameters, self.step.take
+        self.collector.start_batch(batches[-1], size, num_batches=len(batches))
+        logged: list[Sequence[Tensor]] = []
+        for batch in batches:
+            check()
+            results = replay(*parameters, *batch)
+            self._gradients = results[:first]
+            foreach_copy(views, self._gradients)
+            self.losses.append(results[first])
+            logged.append(results[first + 1 :])
+            take_step()
+        self.sizes += [size] * len(batches)
+        log_replayed(self.collector, recording.calls, logged, size)
+        recording.credit -= len(batches)
 
     def _take_batch(self, batch: Any, batch_idx: int) -> bool:
         """Process one batch as it is written, with the optimizer step if it completes one.
@@ -400,16 +453,20 @@ class OptimizerRun(ClientRun):
         self._gradients = None
         size = self.size_of(batch, batch_idx)
         self.collector.start_batch(batch, size)
-        if not self._is_plain:
-            return self._take_hooked(batch, batch_idx, size)
-        self._take_written(batch, batch_idx, size)
-        return False
+        if self._is_plain:
+            self._take_written(batch, batch_idx, size)
+            return False
+        if self._hooked.take(batch, batch_idx, size):
+            return False
+        self.step_schedulers()
+        self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
+        return True
 
     def _take_written(self, batch: Any, batch_idx: int, size: int) -> None:
         """Take a step in which nobody's code but ``training_step`` runs; compare it with its replay if it is time."""
         layout, recorder = self.layout, self.bench.recorder
         is_compared = recorder.listen()
-        loss, _ = self._training_step(batch, batch_idx)
+        loss, _ = self.training_step(batch, batch_idx)
         # Only now, as in Lightning's loop: training_step may look at the gradients of the last step.
         for parameter in layout.parameters:
             parameter.grad = None
@@ -427,49 +484,13 @@ class OptimizerRun(ClientRun):
             gradients: list[Any] = [parameter.grad for parameter in grouped]
             recorder.compare(None if loss is None else StepOutput(gradients, self.losses[-1], []))
         if loss is not None:
-            self._num_gradients += 1
+            self.num_gradients += 1
             self.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
             with torch.no_grad():
                 self.step.take()
         self.count_step(batch_idx, is_update=loss is not None)
 
-    def _take_hooked(self, batch: Any, batch_idx: int, size: int) -> bool:
-        """Take a batch with hooks around it, and return whether one of them ends the epoch."""
-        hooks, hooked = self.hooks, self._hooked
-        if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
-            self._step_schedulers()
-            self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
-            return True
-        shown: dict[str, Any] = {}
-        is_counted = False
-        accumulate = self.local.accumulate_grad_batches
 
-        def forward_backward() -> Tensor | None:
-            nonlocal is_counted, shown
-            with torch.enable_grad():  # an optimizer may call its closure under no_grad
-                loss, output = self._training_step(batch, batch_idx)
-                if batch_idx % accumulate == 0:
-                    hooked.zero_grad(self.current_epoch, batch_idx)
-                if loss is None:
-                    return None
-                try:
-                    if not is_counted:  # an optimizer may call its closure several times
-                        is_counted = True
-                        self.count_loss(loss, size)
-                    scaled = loss / accumulate if accumulate > 1 else loss
-                    shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
-                    hooked.backward(scaled)
-                except RuntimeError:
-                    refuse_loss(loss, self.module)
-                    raise
-            return loss
-
-        if (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == self.num_batches:
-            hooked.take(self.current_epoch, batch_idx, forward_backward)
-            self.count_step(batch_idx, is_update=hooked.is_update)
-        else:
-            forward_backward()
-        if batch_idx + 1 == self.num_batches:
-            self._step_schedulers()
-        hooks.call("on_train_batch_end", shown, batch, batch_idx)
-        return False
+def _stacked(rows: Any) -> Tensor:
+    """Return K rows as (K, n); a single one is not copied."""
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]

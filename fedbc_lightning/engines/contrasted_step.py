@@ -109,15 +109,12 @@ class ContrastedStep:
         Raises:
             ConfigurationError: There are none, several, or they are no tensor of this form.
         """
-        if not outputs:
-            raise self._refusal("is not called by training_step, or a compiled step hides it")
-        if len(outputs) > 1:
-            raise self._refusal(f"is called {len(outputs)} times by training_step")
+        if len(outputs) != 1:
+            raise self._refusal(f"is called {len(outputs)} times by training_step (a compiled step hides its layers)")
         (output,) = outputs
-        if not isinstance(output, Tensor):
-            raise self._refusal(f"returns {type(output).__name__}, not a tensor")
-        if output.ndim < 2:
-            raise self._refusal(f"returns the shape {tuple(output.shape)}, not one vector for each sample")
+        if not isinstance(output, Tensor) or output.ndim < 2:
+            found = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise self._refusal(f"returns {found}, not one vector for each sample")
         return output
 
     def _refusal(self, problem: str) -> ConfigurationError:

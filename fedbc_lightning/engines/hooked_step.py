@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.engines.local_step import LocalStep
-from fedbc_lightning.engines.workbench import Workbench
+from fedbc_lightning.module.mistakes import refuse_loss
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.client_run import OptimizerRun
 
 
 class MissingGradientError(Exception):
@@ -21,24 +22,63 @@ class MissingGradientError(Exception):
 
 
 class HookedStep:
-    """Takes the optimizer's steps of one client where somebody's code may run inside of them.
+    """Takes the batches and steps of one client where somebody's code may run inside of them.
 
     Args:
-        bench: The workbench.
-        local: The local training of the client.
-        step: What a step does with the gradient.
-
-    Attributes:
-        is_update: Whether the last step moved w.
-        num_gradients: Number of gradients that were added up; more than steps if a closure is called several times.
+        run: The run of the client.
     """
 
-    def __init__(self, bench: Workbench, local: LocalTraining, step: LocalStep) -> None:
-        self._bench, self._local, self._step = bench, local, step
-        self._optimizer, self._layout, self._hooks = bench.optimizer, bench.layout, bench.user.hooks
-        self.is_update, self.num_gradients = False, 0
+    def __init__(self, run: OptimizerRun) -> None:
+        self._run, self._bench, self._local, self._step = run, run.bench, run.local, run.step
+        self._optimizer, self._layout, self._hooks = run.optimizer, run.layout, run.hooks
+        self._is_update = False  # whether the last step moved w
 
-    def zero_grad(self, epoch: int, batch_idx: int) -> None:
+    def take(self, batch: Any, batch_idx: int, size: int) -> bool:
+        """Take a batch with hooks around it, and return False if one of them ends the epoch before it."""
+        run, hooks, accumulate = self._run, self._hooks, self._local.accumulate_grad_batches
+        if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
+            return False
+        shown: dict[str, Any] = {}
+        is_counted = False
+
+        def forward_backward() -> Tensor | None:
+            nonlocal is_counted, shown
+            with torch.enable_grad():  # an optimizer may call its closure under no_grad
+                loss, output = run.training_step(batch, batch_idx)
+                if batch_idx % accumulate == 0:
+                    self._zero_grad(run.current_epoch, batch_idx)
+                if loss is None:
+                    return None
+                try:
+                    if not is_counted:  # an optimizer may call its closure several times
+                        is_counted = True
+                        run.count_loss(loss, size)
+                    scaled = loss / accumulate if accumulate > 1 else loss
+                    shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
+                    self._backward(scaled)
+                except RuntimeError:
+                    refuse_loss(loss, run.module)
+                    raise
+            return loss
+
+        is_end = batch_idx + 1 == run.num_batches
+        if (batch_idx + 1) % accumulate == 0 or is_end:
+            self._take_step(batch_idx, forward_backward)
+            run.count_step(batch_idx, is_update=self._is_update)
+        else:
+            forward_backward()
+        if is_end:
+            run.step_schedulers()
+        hooks.call("on_train_batch_end", shown, batch, batch_idx)
+        return True
+
+    def start_scaler(self, scaler: Any) -> None:
+        """Start with the server's gradient scale, so that no client depends on who was trained before it."""
+        scaler.load_state_dict({**scaler.state_dict(), "scale": self._bench.grad_scale, "_growth_tracker": 0})
+
+    # parts
+
+    def _zero_grad(self, epoch: int, batch_idx: int) -> None:
         """Drop the gradients of the last step."""
         self._hooks.call("on_before_zero_grad", self._optimizer.optimizer)
         if self._bench.overridden["optimizer_zero_grad"]:
@@ -47,7 +87,7 @@ class HookedStep:
         for parameter in self._layout.parameters:
             parameter.grad = None
 
-    def backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, which is scaled in 16-mixed precision."""
         self._hooks.call("on_before_backward", loss)
         if self._bench.scaler is not None:
@@ -58,43 +98,36 @@ class HookedStep:
             loss.backward()
         self._hooks.call("on_after_backward")
 
-    def take(self, epoch: int, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
+    def _take_step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
         """Take one step; the loss and its gradient are computed inside a closure if the optimizer wants one.
 
         Args:
-            epoch: Number of the epoch that the module sees.
             batch_idx: Number of the batch in its epoch.
             forward_backward: Computes the gradients, and returns the loss, or None if the module returns none.
         """
-        optimizer, module = self._optimizer.optimizer, self._bench.user.module
+        optimizer, module = self._optimizer.optimizer, self._run.module
 
         def closure() -> Tensor | None:
             loss = forward_backward()
             # A batch without a loss may complete a step whose earlier batches have left a gradient.
-            self.is_update = loss is not None or self._layout.has_gradient()
-            if self.is_update:
+            self._is_update = loss is not None or self._layout.has_gradient()
+            if self._is_update:
                 self._prepare_gradient()
             else:
                 self._optimizer.show_gradient(False)
             return None if loss is None else loss.detach()  # as Lightning's closure does; LBFGS calls float() on it
 
         if self._bench.overridden["optimizer_step"]:
-            module.optimizer_step(epoch, batch_idx, optimizer, closure)
+            module.optimizer_step(self._run.current_epoch, batch_idx, optimizer, closure)
         elif self._optimizer.needs_closure:
             optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
             if self._bench.scaler is None:
                 optimizer.step()
-            elif self.is_update:
+            elif self._is_update:
                 self._step_scaled(self._bench.scaler)
-        self._step.end(is_update=self.is_update)
-
-    def start_scaler(self) -> None:
-        """Start with the server's gradient scale, so that no client depends on who was trained before it."""
-        scaler = self._bench.scaler
-        if scaler is not None:
-            scaler.load_state_dict({**scaler.state_dict(), "scale": self._bench.grad_scale, "_growth_tracker": 0})
+        self._step.end(is_update=self._is_update)
 
     def _step_scaled(self, scaler: Any) -> None:
         """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
@@ -102,7 +135,7 @@ class HookedStep:
         before = scaler.get_scale()
         scaler.step(self._optimizer.optimizer)
         scaler.update()
-        self.is_update = scaler.get_scale() >= before
+        self._is_update = scaler.get_scale() >= before
 
     def _prepare_gradient(self) -> None:
         """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
@@ -119,7 +152,7 @@ class HookedStep:
             bench.scaler.unscale_(self._optimizer.optimizer)
         # A gradient that overflowed is skipped by the scaler; in SCAFFOLD's c_i one infinity would stay for good.
         is_summed = bench.scaler is None or self._step.gradient_sum is None or bool(torch.isfinite(grad).all())
-        self.num_gradients += is_summed
+        self._run.num_gradients += is_summed
         self._step.add(is_summed=is_summed)
         # A term gives a gradient to every parameter, also to those that the loss does not reach.
         if self._step.terms:

@@ -1,18 +1,43 @@
-"""What one local step does with a gradient, for one client or for K of them; the order is written here alone."""
+"""One local training, and what its step does with a gradient, for one client or K; the order is written here alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local import AfterStep, ModelContrast, Solver, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.layout import ParameterLayout
+
+
+class Training(NamedTuple):
+    """One local training of a cohort, as a method asks for it with ``engine.solve``.
+
+    Attributes:
+        start: The model at which training starts, (d + b,) or (K, d + b).
+        local: The local training of these clients.
+        has_own_epochs: Whether the method gave a number of epochs in place of the trainer's.
+
+    All other attributes are the arguments of :meth:`fedbc_lightning.local.engine.Engine.solve`.
+    """
+
+    start: Tensor
+    local: LocalTraining
+    has_own_epochs: bool = False
+    terms: Sequence[Term] = ()
+    solver: Solver | None = None
+    after_step: AfterStep | None = None
+    lr_scale: float = 1.0
+    record_gradient_mean: bool = False
+    purpose: str = "client"
+    is_last: bool = True
+    trains: Trains = "all"
+    contrast: ModelContrast | None = None
 
 
 class LocalStep:
@@ -29,32 +54,27 @@ class LocalStep:
 
     Args:
         layout: The layout of the rows.
-        local: The local training, for the bound of gradients.
+        asked: What the method asks for.
         w: The iterates, (K, d + p).
         grad: Their gradients, (K, d + p).
-        terms: The method's terms.
-        after_step: Change of w after every step of the optimizer, or None.
-        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
-        keeps_mean: Whether to add up the raw gradients.
 
     Attributes:
         terms: The terms that are not zero: a zero one must not give a gradient to a parameter that has none.
         gradient_sum: G, (K, d + p), or None.
     """
 
-    def __init__(
-        self, layout: ParameterLayout, local: LocalTraining, w: Tensor, grad: Tensor, terms: Sequence[Term],
-        after_step: AfterStep | None, trains: Trains, keeps_mean: bool,
-    ) -> None:  # fmt: skip
-        self._layout, self._local, self._w, self._grad = layout, local, w, grad
-        self.terms: list[Any] = [term for term in terms if not term.is_zero]
-        self._after_step, self._held = after_step, layout.held_part(trains)
+    def __init__(self, layout: ParameterLayout, asked: Training, w: Tensor, grad: Tensor) -> None:
+        self._layout, self._asked, self._w, self._grad = layout, asked, w, grad
+        self._held = layout.held_part(asked.trains)
         self._held_values = w[:, :0]
-        self.gradient_sum = torch.zeros_like(grad, dtype=layout.master_dtype) if keeps_mean else None
-        self._term_rows = len(w)
+        self.gradient_sum: Tensor | None = None
+        self.use(asked.terms, asked.after_step)
+
+    def use(self, terms: Sequence[Term], after_step: AfterStep | None) -> None:
+        """Take the method's terms and after-step for the rows, e.g. those of another client."""
+        self.terms: list[Any] = [term for term in terms if not term.is_zero]
+        self._after_step, self._term_rows = after_step, len(self._w)
         self._can_shrink = all(hasattr(term, "first") for term in self.terms)
-        self._changes: list[Callable[[], Any]] = []
-        self._active = -1
 
     def start(self, move: Callable[[int], Any], step_sizes: Callable[[], Tensor]) -> None:
         """Prepare for steps from the weights that the rows hold now.
@@ -64,7 +84,9 @@ class LocalStep:
             step_sizes: Returns the current learning rates, (1, 1) or (1, d).
         """
         self._move, self._step_sizes = move, step_sizes
-        self._active = -1
+        self._active, self._changes = -1, list[Callable[[], Any]]()
+        if self._asked.record_gradient_mean:
+            self.gradient_sum = torch.zeros_like(self._grad, dtype=self._layout.master_dtype)
         if self._held is not None:
             self._held_values = self._w[:, self._held].clone()
 
@@ -114,9 +136,9 @@ class LocalStep:
         return found
 
     def _clipping(self, active: int) -> list[Callable[[], Any]]:
-        if not self._local.gradient_clip_val:
+        if not self._asked.local.gradient_clip_val:
             return []
-        return [partial(self._local.clip, self._grad[:active, : self._layout.num_optimized])]
+        return [partial(self._asked.local.clip, self._grad[:active, : self._layout.num_optimized])]
 
     def _endings(self, active: int, *, is_update: bool = True) -> list[Callable[[], Any]]:
         found: list[Callable[[], Any]] = []

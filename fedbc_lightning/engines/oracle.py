@@ -56,22 +56,21 @@ class Oracle:
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
 
     def _backward(self, loss: Tensor, batch: Any) -> None:
-        self._call("on_before_backward", loss)
+        hooks = self.user.hooks
+        if self._calls_hooks:
+            hooks.call("on_before_backward", loss)
         try:
             self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
         except RuntimeError:
             refuse_loss(loss, self.user.module)
             raise
-        self._call("on_after_backward")
+        if self._calls_hooks:
+            hooks.call("on_after_backward")
 
     def _go_to(self, w: Tensor) -> None:
         # A solver's iterate is a copy in the master dtype, which half precision rounds here.
         if w.data_ptr() != self.bench.row.data_ptr():
             self.bench.row.copy_(w[0])
-
-    def _call(self, hook: str, *args: Any) -> None:
-        if self._calls_hooks:
-            self.user.hooks.call(hook, *args)
 
     def _scalar(self, loss: Tensor | None) -> Tensor:
         self.has_loss = loss is not None

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 
-import torch
-from torch import Tensor
-
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.engines.base import BaseEngine, Training
-from fedbc_lightning.engines.client_run import ClientRun, OptimizerRun
-from fedbc_lightning.engines.hooked_step import MissingGradientError
+from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.client_run import OptimizerRun
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.server.base import FEW_ROWS
-from fedbc_lightning.state.cohort import Cohort, LocalResult
-
-log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
+from fedbc_lightning.state.cohort import Cohort
 
 # Largest number of clients that the server's parts get at once.
 MAX_COHORT = FEW_ROWS
@@ -54,62 +47,8 @@ class SequentialEngine(BaseEngine):
 
     def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, client by client; a solver is given cohorts of one client."""
-        num_clients, how = len(cohort), (asked.lr_scale, asked.purpose)
-        if asked.solver is not None:
-            if num_clients > 1:
-                raise ConfigurationError(
-                    "algorithm: a method with a solver of its own must call engine.check_solver in check()."
-                )
-            solved = SolverRun(self.bench, cohort, asked.local, asked.solver, asked.terms)
-            cohort.take(self._result([solved.run(asked.start.reshape(-1), *how, is_last=asked.is_last)]))
-            return
-        runs: list[OptimizerRun] = []
-        # The method made terms for all K clients; each client's run sees its own row of them.
-        own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in asked.terms]
-        own_after = [asked.after_step] * num_clients
-        if asked.after_step is not None and num_clients > 1:
-            own_after = list(of_each(asked.after_step, num_clients))
-        own_contrasts = [None] * num_clients if asked.contrast is None else asked.contrast.rows(num_clients)
-        for k in range(num_clients):
-            own_start = asked.start if asked.start.ndim == 1 else asked.start[k]
-            of_client = [term[k] for term in own_terms], own_after[k]
-            args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean, asked.trains)
-            contrast = own_contrasts[k]
-            try:
-                run = OptimizerRun(*args, contrast=contrast)
-                run.run(own_start, *how, is_last=asked.is_last)
-            except MissingGradientError:
-                # The optimizer's state lies in flat slices and is lost with them, so the client starts again.
-                log.info(
-                    "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
-                    "gets the module's own parameters, not flat slices. Same numbers, a little slower."
-                )
-                self.bench.optimizer.use_per_tensor()
-                run = OptimizerRun(*args, contrast=contrast)
-                run.run(own_start, *how, is_last=asked.is_last)
-            runs.append(run)
-        cohort.take(self._result(runs))
-
-    def _result(self, runs: Sequence[ClientRun]) -> LocalResult:
-        """Return what the local training of single clients gave, as that of a cohort."""
-        # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
-        sizes = {rates: self.bench.step_sizes(rates) for rates in {run.mean_rates for run in runs}}
-        gradient_means = [run.gradient_mean for run in runs if run.gradient_mean is not None]
-        return LocalResult(
-            w=_stacked([run.w for run in runs]),
-            buffers=_stacked([run.buffers for run in runs]),
-            counters=runs[-1].counters,
-            steps=[run.num_updates for run in runs],
-            losses=[run.loss for run in runs],
-            are_losses_finite=[run.is_finite for run in runs],
-            step_size=torch.cat([sizes[run.mean_rates] for run in runs]),
-            taken=[run.taken for run in runs],
-            records=[run.record for run in runs],
-            gradient_mean=_stacked(gradient_means) if gradient_means else None,
-            kept=_stacked([run.kept for run in runs]),
-        )
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Return K rows as (K, n); a single one is not copied."""
-    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]
+        if asked.solver is not None and len(cohort) > 1:
+            raise ConfigurationError(
+                "algorithm: a method with a solver of its own must call engine.check_solver in check()."
+            )
+        (OptimizerRun if asked.solver is None else SolverRun)(self.bench, cohort, asked).run()

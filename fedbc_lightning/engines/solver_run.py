@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import Proximal, Solver, Term
+from fedbc_lightning.local import Proximal, Term
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.state.cohort import Cohort
 
@@ -100,9 +100,7 @@ class SolverRun(ClientRun, SolverSteps):
     Args:
         bench: The workbench.
         cohort: The cohort, of this client alone (K = 1).
-        local: The local training of this client in this round.
-        solver: The solver that takes the steps.
-        terms: Terms that are added to every gradient and loss.
+        asked: What the method asks for: the solver, and terms that are added to every gradient and loss.
 
     Attributes:
         w: The iterate (1, d), which a solver writes.
@@ -110,24 +108,22 @@ class SolverRun(ClientRun, SolverSteps):
         num_batches: Number of batches per epoch.
     """
 
-    def __init__(
-        self, bench: Workbench, cohort: Cohort, local: LocalTraining, solver: Solver, terms: Sequence[Term]
-    ) -> None:
-        super().__init__(bench, cohort, 0, local)
-        self.solver, self.oracle = solver, Oracle(bench)
-        self.terms = [*(term for term in terms if not term.is_zero), *weight_decay_terms(bench)]
-        self.w = bench.row[None]
+    def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(bench, cohort, asked)
+        self.oracle, self.w = Oracle(bench), bench.row[None]
+        self.terms = [*(term for term in asked.terms if not term.is_zero), *weight_decay_terms(bench)]
         self._batch: Batch | None = None
         self._raw: Iterator[tuple[int, Any]] | None = None  # batches that are left in the current epoch
 
-    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+    def train(self, k: int) -> None:
         """Let the solver take its steps; see the base class."""
-        self.begin(start, lr_scale, purpose)
+        solver: Any = self.asked.solver
+        self.begin(k)
         self.w = self.bench.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
-        self.solver.begin(self)
-        for _ in range(self.solver.num_steps(self)):
-            self.solver.step(self)
+        solver.begin(self)
+        for _ in range(solver.num_steps(self)):
+            solver.step(self)
             self.count_step(self.num_steps)
             if self.user.shim.is_client_stopped:
                 raise ConfigurationError(
@@ -137,7 +133,7 @@ class SolverRun(ClientRun, SolverSteps):
         self._end_batch()
         if self._raw is not None:
             self._end_epoch()
-        self.solver.end(self)
+        solver.end(self)
         self.bench.row.copy_(self.w[0])
 
     def tell(self, error: Exception, batch_idx: int | None = None, batch: Any = None) -> None:

@@ -23,31 +23,25 @@ Trains = Literal["all", "shared", "local"]
 
 
 class Engine(Protocol):
-    """Trains cohorts of clients. Algorithms and server parts use this protocol only, so any engine can run them."""
+    """Trains cohorts of clients. Algorithms and server parts use this protocol only, so any engine can run them.
 
-    @property
-    def layout(self) -> ParameterLayout:
-        """The layout of the module's parameters in a vector (d,)."""
+    Attributes:
+        layout: The layout of the module's parameters in a vector (d,).
+        datamodule: The data module with the clients' data.
+        is_plain_sgd: Whether every local step is exactly ``w -= lr * grad``.
+        has_full_precision: Whether losses and gradients are computed in float32 or float64 throughout.
+        has_schedulers: Whether the module's learning rates follow schedulers within local training.
+    """
 
-    @property
-    def datamodule(self) -> FederatedDataModule:
-        """The data module with the clients' data."""
-
-    @property
-    def is_plain_sgd(self) -> bool:
-        """Whether every local step is exactly ``w -= lr * grad``."""
+    layout: ParameterLayout
+    datamodule: FederatedDataModule
+    is_plain_sgd: bool
+    has_full_precision: bool
+    has_schedulers: bool
 
     @property
     def sgd_momentum(self) -> float | None:
         """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
-
-    @property
-    def has_full_precision(self) -> bool:
-        """Whether losses and gradients are computed in float32 or float64 throughout."""
-
-    @property
-    def has_schedulers(self) -> bool:
-        """Whether the module's learning rates follow schedulers within local training."""
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Raise for settings that a solver's own steps ignore; a method with a solver calls this in its ``check``.

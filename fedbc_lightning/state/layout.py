@@ -260,9 +260,10 @@ class ParameterLayout:
         """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
         flat = []
         for parameter in self._grouped:
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 return False
-            flat.append(parameter.grad.reshape(-1))
+            flat.append(gradient.reshape(-1))
         # One operation in place of one copy for each tensor.
         torch.cat(flat, out=out)
         return True

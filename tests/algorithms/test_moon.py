@@ -146,9 +146,8 @@ class Odd(Noisy):
     [
         ("plain", "boddy", r"Odd has no layer 'boddy'; did you mean 'body'\?"),
         ("plain", "x", "Odd has no layer 'x'; it has body, body.0, .*, flat"),
-        ("plain", "pair", "'pair' is not called by training_step"),
-        ("twice", "body", "'body' is called 2 times by training_step"),
-        ("pair", "pair", "'pair' returns tuple, not a tensor"),
+        ("plain", "pair", "'pair' is called 0 times by training_step"),
+        ("pair", "pair", "'pair' returns tuple, not one vector for each sample"),
         ("flat", "flat", r"'flat' returns the shape \(96,\), not one vector for each sample"),
         ("frozen", "body", "'body' has no gradient"),
     ],

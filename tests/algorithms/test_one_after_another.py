@@ -16,7 +16,7 @@ from algorithms.running import QUIET
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.engines.base import Training
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.server import CoordinateMedian

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedbc_lightning import FedAvg
 from fedbc_lightning.callbacks import progress_bar
 from fedbc_lightning.core.printing import NotebookOutput
-from fedbc_lightning.engines.progress_counters import Work
+from fedbc_lightning.engines.workbench import Work
 
 
 class Says(Callback):

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import FedAvgPlus
 from fedbc_lightning.engines.client_run import OptimizerRun
+from fedbc_lightning.engines.hooked_step import HookedStep
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 OPTIMIZERS = {
@@ -78,11 +79,11 @@ def run(root, algorithm, watched, model=None, kind=Model, **kwargs):
 )
 def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
     ways = []
-    for name in ("_take_written", "_take_hooked"):
-        real = getattr(OptimizerRun, name)
-        monkeypatch.setattr(OptimizerRun, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
+    for owner, name in ((OptimizerRun, "_take_written"), (HookedStep, "take")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
     plain, watched = (run(tmp_path, algorithm, is_watched, model, **options) for is_watched in (False, True))
-    assert set(ways) == {"_take_written", "_take_hooked"}
+    assert set(ways) == {"_take_written", "take"}
     first, second = (state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (plain, watched))
     first.pop("fingerprint"), second.pop("fingerprint")
     torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)

@@ -107,8 +107,8 @@ class StepRecorder:
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
         self._round, self._step = -1, user.module.training_step
-        self._num_written, self._has_suggested = 0, False
-        self._started: float | None = None  # when the first epoch ended, because it may include making the data
+        self._num_written = 0  # -1 once the line about the promise is due no more
+        self._started: float | None = None
         self._is_asked = record_steps is True
         self.reason: str | None = None
         if record_steps is False:
@@ -135,23 +135,23 @@ class StepRecorder:
 
     def count_written(self, num_steps: int) -> None:
         """Count steps that were taken as written; say once, if they are short, what a promise would save."""
-        if not self.lacks_promise or self._has_suggested or self._user.device.type != "cpu":
+        if not self.lacks_promise or self._num_written < 0 or self._user.device.type != "cpu":
             return
-        if self._started is None:
-            self._started = time.perf_counter()
+        now = time.perf_counter()
+        if self._started is None:  # the first epoch may include making the data
+            self._started = now
             return
         self._num_written += num_steps
-        if self._num_written >= RECORD_AFTER["single"]:
-            self._has_suggested = True
-            seconds = (time.perf_counter() - self._started) / self._num_written
-            if seconds < SHORT_STEP:
-                log.info(
-                    f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much "
-                    "is Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at "
-                    "no value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: "
-                    "true. Steps are then recorded and replayed: the same numbers, and for small models 1.3 to 1.4 "
-                    "times as fast."
-                )
+        if self._num_written < RECORD_AFTER["single"]:
+            return
+        seconds, self._num_written = (now - self._started) / self._num_written, -1
+        if seconds < SHORT_STEP:
+            log.info(
+                f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much is "
+                "Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at no "
+                "value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: true. "
+                "Steps are then recorded and replayed: the same numbers, and for small models 1.3 to 1.4 times as fast."
+            )
 
     def start_round(self, round: int) -> None:
         """Let each recording be compared once in this round; forget all if the step or hooks on its layers are new."""
@@ -298,28 +298,20 @@ class StepRecorder:
             calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))
             return (*output.gradients, output.loss, *tensors_of(output.logged))
 
-        self.check_hooks()
-        self.check_metrics()
+        self.check()
         with preserved_globals(self._user.device):
             replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
-        self.check_metrics()
+        self.check()
         return Recording(replay, calls, draws)
 
-    def check_hooks(self) -> None:
-        """Raise if torch's hooks are registered on the module's layers or parameters.
+    def check(self) -> None:
+        """Raise if a step is not all that happens in it.
 
         Raises:
-            NotRecordableError: Hooks are registered.
+            NotRecordableError: torch's hooks are registered on layers or parameters, or a Metric was updated.
         """
         if _has_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
-
-    def check_metrics(self) -> None:
-        """Raise if a step of this client has updated a Metric.
-
-        Raises:
-            NotRecordableError: A Metric was updated.
-        """
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
 

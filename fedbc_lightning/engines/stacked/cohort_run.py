@@ -1,9 +1,10 @@
-"""The part that all ways of training K clients at once share: their start, their gradients, and their result."""
+"""Local training of K clients at once: their start, their gradients and result, and steps of the user's optimizer."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,12 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError, first_line
-from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.stacked.cohort_batches import Stack
+from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
-from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
@@ -33,42 +33,39 @@ class CohortRun:
     Args:
         stacked: The workbench for many clients at once.
         cohort: The K clients, those with the most steps first; it takes the result.
-        local: The local training of each client.
-        terms: Terms that are added to every gradient.
+        asked: What the method asks for.
 
     Attributes:
         w: The iterates, (K, d + p).
     """
 
-    def __init__(self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
+    def __init__(self, stacked: StackedBench, cohort: Cohort, asked: Training) -> None:
         self.stacked, self.bench = stacked, stacked.bench
         self.user, self.layout = self.bench.user, self.bench.layout
-        self.cohort, self.local = cohort, local
-        self.terms = [term for term in terms if not term.is_zero]
+        self.cohort, self.asked, self.local = cohort, asked, asked.local
         row = self.bench.row
         self.w = torch.empty((len(cohort), len(row)), dtype=self.layout.dtype, device=row.device)
         self.counted = Counts(len(cohort))
         self._viewed = self.w
         self._parameters: dict[tuple[str, int], list[Tensor]] = {}  # see `_kept_views`
 
-    def begin(self, start: Tensor, lr_scale: float, purpose: str, grad: Tensor) -> None:
-        """Seed the generators, load the start models (d,) or (K, d), and make loaders and optimizer as new.
+    def begin(self, grad: Tensor) -> None:
+        """Seed the generators, load the start models, and make loaders and optimizer as new.
 
         Args:
-            start: The start models.
-            lr_scale: Factor on the user's learning rates.
-            purpose: Name that seeds the random draws of this training.
             grad: Matrix (K, d) in which the optimizer will find the gradients.
         """
-        seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
-        self.shared(self.w).copy_(start)
+        seed_globals(
+            derive(self.bench.seed, self.asked.purpose, self.bench.round, self.cohort.ids[0]), self.user.device
+        )
+        self.shared(self.w).copy_(self.asked.start)
         if self.layout.num_kept:
             own, kept = slice(self.layout.num_parameters, None), self.cohort.start_kept
             self.w[:, own] = self.bench.row[own] if kept is None else kept
         self.user.put_scratch_back()
         self.loaders = self.bench.train_loaders(self.cohort.ids)
         self.optimizer = self.stacked.optimizer
-        self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
+        self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, self.asked.lr_scale)
 
     def shared(self, rows: Tensor) -> Tensor:
         """Return a view of the shared parameters' columns, (k, d), of rows (k, d + p)."""
@@ -171,18 +168,18 @@ class CohortRun:
     def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
         """Hand the cohort what local training ended with, and what it counted and logged."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
-        means = self.counted.means()
+        losses = self.counted.losses()
         result = LocalResult(
             w=self.shared(self.w).contiguous(),
             kept=self.w[:, self.layout.num_parameters :].contiguous(),
             buffers=self.layout.read_buffers().expand(num_clients, -1),
             counters=self.layout.read_counters(),
             steps=steps,
-            losses=means.plain.tolist(),
-            are_losses_finite=torch.isfinite(means.plain).tolist(),
+            losses=losses.tolist(),
+            are_losses_finite=torch.isfinite(losses).tolist(),
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
             taken=self._taken(steps),
-            records=means.records(steps),
+            records=self.counted.records(steps),
             gradient_mean=(
                 self.shared(gradient_sum) / counts.to(self.w)[:, None] if gradient_sum is not None else None
             ),
@@ -198,28 +195,51 @@ class CohortRun:
         return [taken.plus(*more) for taken, *more in passed]
 
 
-class Means(NamedTuple):
-    """Means of what K clients' steps gave, over all steps of each client.
+class CohortOptimizerRun(CohortRun):
+    """Trains K clients: each step is one mapped step, the K gradients of the terms, and one elementwise optimizer step.
 
-    Attributes:
-        plain: Plain means (K,) of the losses.
-        by_name: Means (K,) weighted by batch size, of the losses and of what was logged, by name.
-        weights: Sums (K,) of these weights, by name; 0 for a client that has not logged a value of this name.
+    The clients with the most steps stand first, so those that are still training are always the first rows. Which
+    clients are mapped together depends on their numbers of samples alone, never on what is recorded, so recording does
+    not change a number.
+
+    Args:
+        stacked: The workbench for many clients at once.
+        cohort: The K clients.
+        asked: What the method asks for, with the terms of all K clients.
     """
 
-    plain: Tensor
-    by_name: dict[str, Tensor]
-    weights: dict[str, Tensor]
+    def __init__(self, stacked: StackedBench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(stacked, cohort, asked)
+        self.grad = torch.zeros_like(self.w)
+        self.step = LocalStep(self.layout, asked, self.w, self.grad)
+        self._steps_taken = 0
 
-    def records(self, steps: Sequence[int]) -> list[dict[str, Any]]:
-        """Return each client's number of steps and means, by column of ``clients.csv``."""
-        records: list[dict[str, Any]] = [{"num_steps": num_steps} for num_steps in steps]
-        for name, values in self.by_name.items():
-            has_logged = (self.weights[name] > 0).tolist()
-            for record, value, is_there in zip(records, values.tolist(), has_logged, strict=True):
-                if is_there:
-                    record[f"train_{name}"] = value
-        return records
+    def run(self) -> None:
+        """Train all clients, and hand the cohort the result."""
+        self.begin(self.grad)
+        optimizer = self.optimizer
+        self.step.start(lambda active: partial(optimizer.step, active), lambda: self.bench.step_sizes(optimizer.rates))
+        self.finish(self.train(), self.step.gradient_sum)
+
+    def place(self, row: int) -> str:
+        """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
+        return f"{super().place(row)}, batch {self._steps_taken % int(self.loaders.num_batches[row])}"
+
+    def train(self) -> list[int]:
+        """Take all steps of all clients, and return how many each has taken."""
+        num_batches = self.loaders.num_batches
+        steps = list(map(self.local.num_steps, num_batches.tolist()))
+        self.bench.work.begin(self.cohort.ids, sum(steps))
+        num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
+        batches = stacked_batches(self.loaders, num_epochs, steps)
+        for self._steps_taken, (active, stacks) in enumerate(batches):
+            for stack in stacks:
+                for part, output in self.gradients(self.w, stack, self.grad):
+                    self.counted.add(part, output)
+            with torch.no_grad():
+                self.step.take(active)
+            self.bench.work.num_steps += active
+        return steps
 
 
 class Counts:
@@ -250,20 +270,25 @@ class Counts:
             weight = stack.size if call.batch_size is None else call.batch_size
             self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
 
-    def means(self) -> Means:
-        """Return the means over all steps so far."""
-        plain = torch.zeros(0)
-        means, totals = {}, {}
+    def losses(self) -> Tensor:
+        """Return the plain mean (K,) of each client's losses over its steps."""
+        parts = self._parts["loss"]
+        rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
+        return self._sums(rows, _joined(parts)) / self._sums(rows, np.ones(len(rows)))
+
+    def records(self, steps: Sequence[int]) -> list[dict[str, Any]]:
+        """Return each client's number of steps, and its means weighted by batch size, by column of ``clients.csv``."""
+        records: list[dict[str, Any]] = [{"num_steps": num_steps} for num_steps in steps]
         for name, parts in self._parts.items():
             rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
-            values = _joined(parts)
             weights = np.repeat([part.weight for part in parts], [len(part.rows) for part in parts]).astype(float)
-            weighted, total = self._sums(rows, values * torch.from_numpy(weights)), self._sums(rows, weights)
-            if name == "loss":
-                plain = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
-            shown = "loss" if name == "loss" else plain_name(name.removeprefix("logged "))
-            means[shown], totals[shown] = weighted / total, total
-        return Means(plain, means, totals)
+            totals = self._sums(rows, weights)
+            means = self._sums(rows, _joined(parts) * torch.from_numpy(weights)) / totals
+            column = "train_loss" if name == "loss" else f"train_{plain_name(name.removeprefix('logged '))}"
+            for record, mean, total in zip(records, means.tolist(), totals.tolist(), strict=True):
+                if total > 0:  # else the client has logged no value of this name
+                    record[column] = mean
+        return records
 
     def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
         sums = torch.zeros(self._num_clients, dtype=torch.float64)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
-from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ class CohortSolverRun(CohortRun, SolverSteps):
     Args:
         stacked: The workbench for many clients at once.
         cohort: The K clients.
-        local: The local training of each client.
-        terms: The method's terms, for all K clients.
-        solver: The solver that takes the steps.
+        asked: What the method asks for: the solver, and the terms of all K clients.
 
     Attributes:
         num_steps: Number of steps taken so far.
@@ -52,21 +49,20 @@ class CohortSolverRun(CohortRun, SolverSteps):
         rates: The user's learning rates: (1, 1), or (1, d) if they differ between parameters.
     """
 
-    def __init__(
-        self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term], solver: Solver
-    ) -> None:
-        super().__init__(stacked, cohort, local, terms)
-        self.terms += weight_decay_terms(stacked.bench)
-        self.solver, self.num_steps, self.num_drawn = solver, 0, 0
+    def __init__(self, stacked: StackedBench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(stacked, cohort, asked)
+        self.terms = [*(term for term in asked.terms if not term.is_zero), *weight_decay_terms(stacked.bench)]
+        self.solver: Any = asked.solver
+        self.num_steps = self.num_drawn = 0
         self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Train all clients from their start models (d,) or (K, d), and hand the cohort the result.
+    def run(self) -> None:
+        """Train all clients, and hand the cohort the result.
 
         Raises:
             ConfigurationError: The solver takes different numbers of steps for the clients.
         """
-        self.begin(start, lr_scale, purpose, self.w)
+        self.begin(self.w)
         # `check_solver` lets only solvers pass that do without component gradients, which a cohort cannot give.
         client = cast("Client", self)
         solver, lengths = self.solver, self.loaders.num_batches.tolist()

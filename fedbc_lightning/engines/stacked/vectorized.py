@@ -11,9 +11,10 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.private_torch import is_hooked
 from fedbc_lightning.core.recordable import is_promised
-from fedbc_lightning.engines.base import BaseEngine, Training
+from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
+from fedbc_lightning.engines.stacked.cohort_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun
 from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
@@ -108,14 +109,7 @@ class VectorizedEngine(BaseEngine):
             return
         self.bench.user.train_mode()
         self.bench.user.shim.set(training=True, current_client=None)
-        where = asked.start, asked.lr_scale, asked.purpose
-        if asked.solver is not None:
-            CohortSolverRun(self.stacked, cohort, asked.local, asked.terms, asked.solver).run(*where)
-            return
-        run = CohortOptimizerRun(
-            self.stacked, cohort, asked.local, asked.terms, asked.after_step, asked.record_gradient_mean, asked.trains
-        )
-        run.run(*where)
+        (CohortOptimizerRun if asked.solver is None else CohortSolverRun)(self.stacked, cohort, asked).run()
 
 
 def _problems(bench: Workbench) -> dict[str, bool]:
