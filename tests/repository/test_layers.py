@@ -62,5 +62,5 @@ def imports_of(path: Path, modules: set[str]) -> Iterator[str]:
 def test_no_files_import_each_other_in_a_circle():
     files = {module_of(path): path for folder in (PACKAGE, *LOWER) for path in (ROOT / folder).rglob("*.py")}
     imports = {module: set(imports_of(path, set(files))) - {module} for module, path in files.items()}
-    assert sum(map(len, imports.values())) > len(files) > 250
+    assert sum(map(len, imports.values())) > len(files) > 200
     TopologicalSorter(imports).prepare()  # raises CycleError with the files of a circle
