@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.module.mistakes import refuse_loss
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.client_run import OptimizerRun
 
 
 class MissingGradientError(Exception):
@@ -25,10 +22,10 @@ class HookedStep:
     """Takes the batches and steps of one client where somebody's code may run inside of them.
 
     Args:
-        run: The run of the client.
+        run: The :class:`~fedbc_lightning.engines.client_run.OptimizerRun` that takes the batch.
     """
 
-    def __init__(self, run: OptimizerRun) -> None:
+    def __init__(self, run: Any) -> None:
         self._run, self._bench, self._local, self._step = run, run.bench, run.local, run.step
         self._optimizer, self._layout, self._hooks = run.optimizer, run.layout, run.hooks
         self._is_update = False  # whether the last step moved w
