@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers import reference, reference_composed
+from helpers import reference, reference_global
 
 from algorithms.setting import Setting
 from fedbc_lightning.algorithms import Centralized, ComposedAlgorithm
@@ -37,7 +37,7 @@ def _mixed() -> ComposedAlgorithm:
 
 
 SETTINGS_COMPOSED = [
-    Setting("centralized", Centralized, reference_composed.centralized),
+    Setting("centralized", Centralized, reference_global.centralized),
     Setting(
         "composed-fedbc",
         _fedbc,
@@ -61,7 +61,7 @@ SETTINGS_COMPOSED = [
     Setting(
         "composed-mixed",
         _mixed,
-        reference_composed.mixed,
+        reference_global.mixed,
         scalars=("dual", "tolerance"),
         server=("momentum", "second_moment"),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 from helpers import reference
 from helpers import reference_global as loops
 from helpers.reference_asynchronous import fedasync_alone, fedbuff_fresh
-from helpers.reference_nova import fednova
+from helpers.reference_global import fednova
 
 import fedbc_lightning.algorithms as algorithms
 from algorithms.setting import Setting

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from helpers import reference_personal as personal
-from helpers.reference_moon import moon
-from helpers.reference_personal import absolute_norm, layerwise, norm, squared_norm
+from helpers.reference_personal import absolute_norm, layerwise, moon, norm, squared_norm
 
 from algorithms.setting import Setting
 from fedbc_lightning.algorithms import (

@@ -11,7 +11,7 @@ import torch
 from helpers.boring import BoringData, make_trainer
 from helpers.quadratics import QuadraticData, sample_quadratics
 from helpers.reference import Local
-from helpers.reference_moon import moon
+from helpers.reference_personal import moon
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional

@@ -21,10 +21,8 @@ def write_mnist(root: Path, num_train: int = 600, num_test: int = 100, seed: int
     folder.mkdir(parents=True)
     images, digits = _draw(rng, num_train + num_test, (28, 28))
     for name, part in (("train", slice(None, num_train)), ("t10k", slice(num_train, None))):
-        head = struct.pack(">iiii", 2051, len(digits[part]), 28, 28)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + images[part].tobytes())
-        head = struct.pack(">ii", 2049, len(digits[part]))
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(head + digits[part].astype(np.uint8).tobytes())
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(_idx(images[part]))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(_idx(digits[part]))
     return images, digits
 
 
@@ -43,16 +41,12 @@ def write_cifar10(
     images, classes = _draw(rng, num_train + num_test, (3, 32, 32))
     parts = [*np.array_split(np.arange(num_train), 5), np.arange(num_train, num_train + num_test)]
 
-    def dump(name: str, content: dict) -> list[str]:
-        (folder / name).write_bytes(pickle.dumps(content))
-        return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
-
     names = [name for name, _ in CIFAR10.train_list + CIFAR10.test_list]
     sums = [
-        dump(name, {"data": images[part].reshape(len(part), -1), "labels": classes[part].tolist()})
+        _write(folder / name, {"data": images[part].reshape(len(part), -1), "labels": classes[part].tolist()})
         for name, part in zip(names, parts, strict=True)
     ]
-    meta = dump(CIFAR10.meta["filename"], {"label_names": [f"class {label}" for label in range(10)]})
+    meta = _write(folder / CIFAR10.meta["filename"], {"label_names": [f"class {label}" for label in range(10)]})
     monkeypatch.setattr(CIFAR10, "train_list", sums[:5])
     monkeypatch.setattr(CIFAR10, "test_list", sums[5:])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": meta[1]})
@@ -70,6 +64,18 @@ def write_image_folder(
             pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / f"class_{label}" / f"{number:03d}.png")
     return root
+
+
+def _idx(values: np.ndarray) -> bytes:
+    """Images (n, h, w) or labels (n,) in the format of MNIST."""
+    magic = {3: 2051, 1: 2049}[values.ndim]
+    return struct.pack(f">{1 + values.ndim}i", magic, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def _write(path: Path, content: object) -> list[str]:
+    """Write an object, pickled unless it is bytes, and return the file's name and checksum."""
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+    return [path.name, hashlib.md5(path.read_bytes()).hexdigest()]
 
 
 def _draw(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -93,11 +99,7 @@ def write_emnist(
     folder = root / "EMNIST" / "raw"
     folder.mkdir(parents=True)
     for name, part in (("train", slice(None, num_train)), ("test", slice(num_train, None))):
-        pixels = np.ascontiguousarray(images[part].transpose(0, 2, 1))
-        contents = {
-            "images-idx3": struct.pack(">iiii", 2051, len(pixels), 28, 28) + pixels.tobytes(),
-            "labels-idx1": struct.pack(">ii", 2049, len(pixels)) + labels[part].astype(np.uint8).tobytes(),
-        }
+        contents = {"images-idx3": _idx(images[part].transpose(0, 2, 1)), "labels-idx1": _idx(labels[part])}
         for kind, content in contents.items():
             path = folder / f"emnist-{split}-{name}-{kind}-ubyte{'.gz' * gzipped}"
             path.write_bytes(gzip.compress(content) if gzipped else content)
@@ -120,19 +122,15 @@ def write_cifar100(
     images = rng.integers(0, 256, (len(classes), 3, 32, 32), dtype=np.uint8)
     for name, part in (("train", slice(None, num_train)), ("test", slice(num_train, None))):
         fine = classes[part].tolist()
-        content = {
-            "data": images[part].reshape(len(fine), -1),
-            "fine_labels": fine,
-            "coarse_labels": [label // 5 for label in fine],
-        }
+        coarse = [label // 5 for label in fine]
+        content = {"data": images[part].reshape(len(fine), -1), "fine_labels": fine, "coarse_labels": coarse}
         pickled = pickle.dumps(content, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
         assert pickled.count(b"\x89\x88\x87q") == 1
-        (folder / name).write_bytes(pickled.replace(b"\x89\x88\x87q", b"K\x00K\x01\x87q"))  # dtype("u1", 0, 1)
-        md5 = hashlib.md5((folder / name).read_bytes()).hexdigest()
-        monkeypatch.setattr(CIFAR100, f"{name}_list", [[name, md5]])
-    meta = pickle.dumps({"fine_label_names": [f"class {label}" for label in range(100)]})
-    (folder / CIFAR100.meta["filename"]).write_bytes(meta)
-    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": hashlib.md5(meta).hexdigest()})
+        old = pickled.replace(b"\x89\x88\x87q", b"K\x00K\x01\x87q")  # dtype("u1", 0, 1)
+        monkeypatch.setattr(CIFAR100, f"{name}_list", [_write(folder / name, old)])
+    names = {"fine_label_names": [f"class {label}" for label in range(100)]}
+    _, md5 = _write(folder / CIFAR100.meta["filename"], names)
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5})
     return images, classes
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from fedbc_lightning.models import (
     CIFARCNN,
@@ -20,7 +19,7 @@ from fedbc_lightning.models import (
     Sent140LSTM,
 )
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedbc_lightning import FederatedDataModule
@@ -62,36 +61,23 @@ class ModelCase:
         return DataLoader(self.data(), batch_size=4)
 
 
+SMALL, IMAGE = {"num_features": 5}, floats(1, 4, 4)
+TEXT = {"vocabulary_size": 7, "hidden": 12}
+TWEETS = {"vocabulary_size": 9, "embedding_dim": 4, "hidden": 12}
 CASES = [
-    ModelCase("logistic", LogisticRegression, {"num_features": 5, "num_classes": 3}, floats(5), integers(3)),
-    ModelCase(
-        "logistic on images", LogisticRegression, {"num_features": 16, "num_classes": 3}, floats(1, 4, 4), integers(3)
-    ),
-    ModelCase("binary logistic", BinaryLogisticRegression, {"num_features": 5}, floats(5), integers(2)),
-    ModelCase("linear", LinearRegression, {"num_features": 5}, floats(5), floats(), "rmse"),
-    ModelCase("linear on a column", LinearRegression, {"num_features": 5}, floats(5), floats(1), "rmse"),
-    ModelCase(
-        "mlp", MLP, {"num_features": 16, "hidden": 8, "num_classes": 3, "dropout": 0.0}, floats(1, 4, 4), integers(3)
-    ),
-    ModelCase(
-        "cifar cnn", CIFARCNN, {"in_channels": 1, "image_size": 20, "num_classes": 3}, floats(1, 20, 20), integers(3)
-    ),
+    ModelCase("logistic", LogisticRegression, {**SMALL, "num_classes": 3}, floats(5), integers(3)),
+    ModelCase("logistic on images", LogisticRegression, {"num_features": 16, "num_classes": 3}, IMAGE, integers(3)),
+    ModelCase("binary logistic", BinaryLogisticRegression, SMALL, floats(5), integers(2)),
+    ModelCase("linear", LinearRegression, SMALL, floats(5), floats(), "rmse"),
+    ModelCase("linear on a column", LinearRegression, SMALL, floats(5), floats(1), "rmse"),
+    ModelCase("mlp", MLP, {"num_features": 16, "hidden": 8, "num_classes": 3, "dropout": 0.0}, IMAGE, integers(3)),
+    ModelCase("cifar cnn", CIFARCNN, {"in_channels": 1, "image_size": 20}, floats(1, 20, 20), integers(3)),
     ModelCase("femnist cnn", FEMNISTCNN, {"num_classes": 3, "hidden": 16}, floats(1, 28, 28), integers(3)),
     ModelCase("resnet", ResNet18GroupNorm, {"num_classes": 3}, floats(3, 8, 8), integers(3)),
-    ModelCase(
-        "next character", CharLSTM, {"vocabulary_size": 7, "hidden": 12}, integers(7, 6), integers(7)
-    ),
-    ModelCase(
-        "all characters", CharLSTM, {"vocabulary_size": 7, "hidden": 12}, integers(7, 6), integers(7, 6)
-    ),
-    ModelCase(
-        "sent140",
-        Sent140LSTM,
-        {"vocabulary_size": 9, "embedding_dim": 4, "hidden": 12},
-        integers(9, 5),
-        integers(2),
-    ),
-]  # fmt: skip
+    ModelCase("next character", CharLSTM, TEXT, integers(7, 6), integers(7)),
+    ModelCase("all characters", CharLSTM, TEXT, integers(7, 6), integers(7, 6)),
+    ModelCase("sent140", Sent140LSTM, TWEETS, integers(9, 5), integers(2)),
+]
 
 
 class ClientsOf(FederatedDataModule):
@@ -117,15 +103,3 @@ def plain_trainer(root: Any, **options: Any) -> Trainer:
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": root, "log_every_n_steps": 1,
     }  # fmt: skip
     return Trainer(**{**settings, **options})
-
-
-def skip_without_lstm(model: nn.Module, precision: str) -> None:
-    """Skip the test where torch has no LSTM in this precision for this processor."""
-    if precision == "bf16-mixed" and any(isinstance(child, nn.LSTM) for child in model.modules()):
-        try:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
-        except RuntimeError as error:
-            if "could not create a primitive" not in str(error):
-                raise
-            pytest.skip("torch has no LSTM in bf16-mixed for this processor")

@@ -173,24 +173,20 @@ def _averaged(
         yield {"z": z, "local_model": x, **{f"server_{name}": vector for name, vector in vectors.items()}}
 
 
-def fedavg(*args: Any, weighting: str = "samples", rule: Rule | None = None) -> Trajectories:
-    """FedAvg with a robust rule."""
-    return _averaged(*args, lambda z, mean, done, p: (z + mean, {}), weighting, rule)
+def fedavg(*args: Any, **how: Any) -> Trajectories:
+    """FedAvg with a robust rule, and FedProx with one where ``mu`` is given."""
+    return _averaged(*args, lambda z, mean, done, p: (z + mean, {}), **how)
 
 
-def fedprox(*args: Any, mu: float, weighting: str = "samples", rule: Rule | None = None) -> Trajectories:
-    """FedProx with a robust rule."""
-    return _averaged(*args, lambda z, mean, done, p: (z + mean, {}), weighting, rule, mu)
+fedprox = fedavg
 
 
-def rfa(*args: Any, weighting: str = "samples", smoothing: float = 1e-5, max_iter: int = 100) -> Trajectories:
+def rfa(*args: Any, smoothing: float = 1e-5, max_iter: int = 100, **how: Any) -> Trajectories:
     """RFA: the geometric median of the w_i."""
-    return fedavg(*args, weighting=weighting, rule=geometric_median(smoothing, max_iter))
+    return fedavg(*args, rule=geometric_median(smoothing, max_iter), **how)
 
 
-def fedavgm(
-    *args: Any, server_lr: float = 1.0, momentum: float = 0.9, weighting: str = "samples", rule: Rule | None = None
-) -> Trajectories:
+def fedavgm(*args: Any, server_lr: float = 1.0, momentum: float = 0.9, **how: Any) -> Trajectories:
     """FedAvgM: m <- beta m - Delta, z <- z + eta_s m."""
     m = 0.0
 
@@ -199,7 +195,7 @@ def fedavgm(
         m = momentum * m + mean
         return z + server_lr * m, {"momentum": m}
 
-    return _averaged(*args, step, weighting, rule)
+    return _averaged(*args, step, **how)
 
 
 def fedopt(
@@ -209,8 +205,7 @@ def fedopt(
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,
-    weighting: str = "samples",
-    rule: Rule | None = None,
+    **how: Any,
 ) -> Trajectories:
     """FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021): v starts at tau squared, no bias correction."""
     m, v = 0.0, tau**2
@@ -227,7 +222,7 @@ def fedopt(
             v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
         return z + server_lr * m / (np.sqrt(v) + tau), {"momentum": m, "second_moment": v}
 
-    return _averaged(*args, step, weighting, rule)
+    return _averaged(*args, step, **how)
 
 
 def fedlilu(
@@ -235,9 +230,8 @@ def fedlilu(
     server_lr: float = 0.01,
     server_momentum: float = 0.9,
     weight_decay: float = 1e-5,
-    weighting: str = "samples",
-    rule: Rule | None = None,
     gammas: list[float] | None = None,
+    **how: Any,
 ) -> Trajectories:
     """FedLi-LU: a Deep-Frank-Wolfe step at the server; ``gammas`` collects gamma of each round."""
     m = 0.0
@@ -254,7 +248,7 @@ def fedlilu(
         m = server_momentum * m - server_lr * gamma * (delta + decay)
         return z + server_momentum * m, {"momentum": m}
 
-    return _averaged(*args, step, weighting, rule)
+    return _averaged(*args, step, **how)
 
 
 @outer_loop
@@ -422,3 +416,51 @@ def perfedbc(
         return w
 
     return reference.fedbc(clients, rounds, z, local, solve=solve, **fedbc_options)
+
+
+@outer_loop
+def fednova(run: Run, z: np.ndarray, weighting: str = "samples") -> Logged:
+    """z - tau * sum of p_i d_i, where d_i is the update over the sum of its gradients' coefficients."""
+    x = run.each(z)
+    for t, sampled in run.rounds:
+        shares, directions, norms = run.shares(sampled, weighting), [], []
+        for i in sampled:
+            out = run.train(t, i, z)
+            x[i], velocity, norm = out.w, 0.0, 0.0
+            for _ in range(out.num_steps):  # the optimizer on gradients that are all 1
+                velocity = run.local.momentum * velocity + 1.0
+                norm += velocity
+            directions.append((z - out.w) / norm)
+            norms.append(norm)
+        z = z - float(shares @ np.array(norms)) * (shares @ np.stack(directions))
+        yield {"z": z, "local_model": x}
+
+
+# Algorithms that are assembled from parts, and training on pooled data
+
+
+@outer_loop
+def mixed(run: Run, z: np.ndarray) -> Logged:
+    """FedProx term (0.2) + FedBC's dual ascent (0.05, tolerance 0.5) + geometric median (4 sweeps) + server Adam."""
+    number = len(run.clients)
+    dual, gamma = np.zeros(number), np.full(number, 0.5)
+    first, second = np.zeros_like(z), np.full_like(z, 1e-3**2)
+    for t, sampled in run.rounds:
+        x = {i: run.train(t, i, z, lambda w, z=z: 0.2 * (w - z)).w for i in sampled}
+        for i in sampled:
+            dual[i] = max(0.0, dual[i] + 0.05 * (np.sum((x[i] - z) ** 2) - gamma[i]))
+        updates = np.stack([x[i] - z for i in sampled])
+        direction = geometric_median(max_iter=4, rtol=1e-12)(updates, dual[sampled])
+        first = 0.9 * first + 0.1 * direction
+        second = 0.99 * second + 0.01 * direction**2
+        z = z + 0.1 * first / (np.sqrt(second) + 1e-3)
+        yield {"z": z, "dual": dual, "tolerance": gamma, "server_momentum": first, "server_second_moment": second}
+
+
+@outer_loop
+def centralized(run: Run, z: np.ndarray) -> Logged:
+    """E epochs over all clients' samples, as of one client with the number -1."""
+    pooled = [tuple(np.concatenate(parts) for parts in zip(*run.clients, strict=True))]
+    for t, _ in run.rounds:
+        z = train(pooled, run.local, t, -1, z).w
+        yield {"z": z}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,12 @@ Prox = Callable[[np.ndarray], np.ndarray]
 
 
 def _aggregate(
-    run: Run, sampled: list[int], z: np.ndarray, ends: list[np.ndarray], weighting: str, median: bool
+    run: Run,
+    sampled: list[int],
+    z: np.ndarray,
+    ends: list[np.ndarray],
+    weighting: str = "samples",
+    median: bool = False,
 ) -> np.ndarray:
     """z - sum of p_i (z - w_i); or, for uniform weights, z plus the coordinate median of w_i - z."""
     updates = np.stack(ends) - z
@@ -45,13 +51,7 @@ def local_only(run: Run, z: np.ndarray) -> Logged:
 
 @outer_loop
 def perfedavg(
-    run: Run,
-    z: np.ndarray,
-    inner_lr: float = 0.01,
-    outer_lr: float = 0.001,
-    variant: str = "first_order",
-    weighting: str = "samples",
-    median: bool = False,
+    run: Run, z: np.ndarray, inner_lr: float = 0.01, outer_lr: float = 0.001, variant: str = "first_order", **how: Any
 ) -> Logged:
     """Per-FedAvg: as many outer steps as ``local`` has, each on two (first_order) or three fresh batches."""
     for t, sampled in run.rounds:
@@ -67,7 +67,7 @@ def perfedavg(
                     v = v - inner_lr * (ahead - behind) / (2.0 * eps)
                 w = w - outer_lr * v
             ends.append(w)
-        z = _aggregate(run, sampled, z, ends, weighting, median)
+        z = _aggregate(run, sampled, z, ends, **how)
         yield {"z": z}
 
 
@@ -79,8 +79,7 @@ def pfedme(
     personal_lr: float = 0.005,
     num_inner_steps: int = 5,
     server_lr: float = 1.0,
-    weighting: str = "uniform",
-    median: bool = False,
+    **how: Any,
 ) -> Logged:
     """pFedMe: theta moves K times on each batch towards the prox of w, then w moves towards theta."""
     x = run.each(z)
@@ -95,19 +94,12 @@ def pfedme(
                 eta = eta * run.local.decay
             x[i] = theta
             ends.append(w)
-        z = (1.0 - server_lr) * z + server_lr * _aggregate(run, sampled, z, ends, weighting, median)
+        z = (1.0 - server_lr) * z + server_lr * _aggregate(run, sampled, z, ends, **{"weighting": "uniform"} | how)
         yield {"z": z, "local_model": x}
 
 
 @outer_loop
-def ditto(
-    run: Run,
-    z: np.ndarray,
-    penalty: float = 0.1,
-    personal_epochs: int | None = None,
-    weighting: str = "samples",
-    median: bool = False,
-) -> Logged:
+def ditto(run: Run, z: np.ndarray, penalty: float = 0.1, personal_epochs: int | None = None, **how: Any) -> Logged:
     """Ditto: v_i goes on from the stored v_i with the term lambda (v - z); z is FedAvg's, on the same batches."""
     x = run.each(z)
 
@@ -121,19 +113,12 @@ def ditto(
         for i in sampled:
             x[i] = train(run.clients, personal, t, i, x[i], lambda v, z=z: penalty * (v - z)).w
             ends.append(run.train(t, i, z).w)
-        z = _aggregate(run, sampled, z, ends, weighting, median)
+        z = _aggregate(run, sampled, z, ends, **how)
         yield {"z": z, "local_model": x}
 
 
 @outer_loop
-def apfl(
-    run: Run,
-    z: np.ndarray,
-    mixture: float = 0.5,
-    adaptive: bool = False,
-    weighting: str = "samples",
-    median: bool = False,
-) -> Logged:
+def apfl(run: Run, z: np.ndarray, mixture: float = 0.5, adaptive: bool = False, **how: Any) -> Logged:
     """APFL: w and v move side by side, both by gradients at the old pair; alpha on the first batch of the round.
 
     The step on that first batch uses the old alpha, as the gradient at the old mixture does.
@@ -153,7 +138,7 @@ def apfl(
                 eta = eta * run.local.decay
             v_all[i], mixtures[i] = v, alpha
             ends.append(w)
-        z = _aggregate(run, sampled, z, ends, weighting, median)
+        z = _aggregate(run, sampled, z, ends, **how)
         yield {"z": z, "local_model": v_all, "mixture": mixtures}
 
 
@@ -390,4 +375,54 @@ def fedplus(run: Run, z: np.ndarray, sigma: float, prox: Prox, mixing: float = 0
                 lr = lr * run.local.decay
             x[i] = w
         z, _ = smoothed_center(x[sampled] if over == "sampled" else x, prox)
+        yield {"z": z, "local_model": x}
+
+
+# MOON
+
+
+def contrast_gradient(
+    centres: np.ndarray, w: np.ndarray, z: np.ndarray, own: np.ndarray, temperature: float
+) -> np.ndarray:
+    """The gradient in w of the mean over samples of equation 3, where a model's features of a sample are w - centre."""
+    total = np.zeros_like(w)
+    for centre in centres:
+        feature, slopes, similarities = w - centre, [], []
+        for other in (z - centre, own - centre):
+            norm, length = np.linalg.norm(feature), np.linalg.norm(other)
+            cosine = feature @ other / (norm * length)
+            similarities.append(cosine)
+            slopes.append(other / (norm * length) - cosine * feature / norm**2)
+        powers = np.exp(np.array(similarities) / temperature)
+        share = powers[0] / powers.sum()
+        total += -(1 - share) / temperature * (slopes[0] - slopes[1])
+    return total / len(centres)
+
+
+@outer_loop
+def moon(
+    run: Run,
+    z: np.ndarray,
+    mu: float = 1.0,
+    temperature: float = 0.5,
+    weighting: str = "samples",
+    is_kept: np.ndarray | bool = False,
+) -> Logged:
+    """FedAvg with mu times the contrastive term; a client's own model is that after its last participation.
+
+    ``is_kept`` (d,): which parameters stay with their client; those of ``z`` stay as they were at the beginning.
+    """
+    x = run.each(z)
+    for t, sampled in run.rounds:
+        ends = []
+        for i in sampled:
+            start = np.where(is_kept, x[i], z)
+
+            def contrast(w: np.ndarray, rows: Rows, i: int = i, z: np.ndarray = start) -> np.ndarray:
+                centres = run.clients[i][1] if rows is None else run.clients[i][1][rows]
+                return mu * contrast_gradient(centres, w, z, x[i], temperature)
+
+            ends.append(run.train(t, i, start, np.zeros_like, contrast).w)
+        x[sampled] = ends
+        z = np.where(is_kept, z, run.shares(sampled, weighting) @ np.stack(ends))
         yield {"z": z, "local_model": x}

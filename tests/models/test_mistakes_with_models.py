@@ -1,5 +1,7 @@
 """One clear sentence for what does not fit a model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fedbc_lightning.models import (
@@ -14,7 +16,7 @@ from fedbc_lightning.models import (
     Sent140LSTM,
 )
 from helpers.boring import make_trainer
-from helpers.model_cases import CASES, ClientsOf, ModelCase, floats, integers
+from helpers.model_cases import CASES, ClientsOf, integers
 
 from fedbc_lightning.algorithms import FedAvg
 from fedbc_lightning.core.errors import ConfigurationError
@@ -27,12 +29,8 @@ from fedbc_lightning.core.errors import ConfigurationError
         (MLP, {"dropout": 1.0}, r"model.dropout: got 1.0; give a number in \[0, 1\)"),
         (MLP, {"lr": 0.0}, "model.lr: got 0.0; give a number > 0"),
         (LinearRegression, {"momentum": 1.0}, r"model.momentum: got 1.0; give a number in \[0, 1\)"),
-        (LinearRegression, {"weight_decay": -1.0}, "model.weight_decay: got -1.0; give a number >= 0"),
         (CIFARCNN, {"image_size": 15}, "image_size=15 is too small"),
         (ResNet18GroupNorm, {"num_groups": 3}, "model.num_groups: got 3; it must divide 64"),
-        (ResNet18GroupNorm, {"num_groups": 0}, "model.num_groups: got 0; give a whole number >= 1"),
-        (CharLSTM, {"vocabulary_size": 0}, "model.vocabulary_size: got 0; give a whole number >= 1"),
-        (Sent140LSTM, {"embedding_dim": 0}, "model.embedding_dim: got 0; give a whole number >= 1"),
     ],
 )
 def test_arguments(model_class, arguments, message):
@@ -47,17 +45,14 @@ TOKENS = torch.zeros(2, 5, dtype=torch.int64)
     ("model", "inputs", "message"),
     [
         (MLP(), torch.zeros(2, 1, 8, 8), "model.num_features: got 784, but an input has 64"),
-        (LinearRegression(5), torch.zeros(2, 4), "model.num_features: got 5, but an input has 4"),
         (MLP(), torch.zeros(2, 784, dtype=torch.uint8), "weights of float32, but the inputs are uint8"),
         (LinearRegression(5), torch.zeros(2, 5, dtype=torch.float64), r"are float64; .* inputs.to\(torch.float32\)"),
         (LinearRegression(5).double(), torch.zeros(2, 5), "weights of float64, but the inputs are float32"),
         (CIFARCNN(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of 32 x 32 pixels, .* 1 channels, 32 x 32"),
-        (CIFARCNN(), torch.zeros(2, 3, 28, 28), "of 32 x 32 pixels, but the batch has 3 channels, 28 x 28"),
         (CIFARCNN(), torch.zeros(3, 32, 32), r"but the batch has \(3, 32, 32\)"),
         (FEMNISTCNN(), torch.zeros(2, 28, 28), r"images .B, 1, H, W. .*, but the batch has \(2, 28, 28\)"),
         (ResNet18GroupNorm(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of any height and width"),
         (CharLSTM(), torch.zeros(2, 5), r"tokens \(B, L\) of int64, .* but the batch has float32 of shape \(2, 5\)"),
-        (CharLSTM(), TOKENS[0], r"tokens \(B, L\) .* int64 of shape \(5,\)"),
         (CharLSTM(), TOKENS[:, :0], r"L at least 1, .* int64 of shape \(2, 0\)"),
         (CharLSTM(), TOKENS + 80, "model.vocabulary_size: got 80, but the batch holds token 80; tokens are 0..79"),
         (Sent140LSTM(9, 4), TOKENS - 1, "model.vocabulary_size: got 9, but the batch holds token -1; tokens are 0..8"),
@@ -75,17 +70,10 @@ def test_inputs(model, inputs, message):
         (LogisticRegression(5, 3), torch.zeros(2, 5), torch.tensor([-1, 1]), "num_classes: got 3, but a target is -1"),
         (LogisticRegression(5, 3), torch.zeros(2, 5), torch.zeros(2), r"int64 of shape \(2,\); .* has float32 of"),
         (LogisticRegression(5, 3), torch.zeros(2, 5), TOKENS[:, :1], r"the batch has int64 of shape \(2, 1\)"),
-        (LogisticRegression(5, 3), torch.zeros(2, 5), TOKENS[0], r"the batch has int64 of shape \(5,\)"),
         (BinaryLogisticRegression(5), torch.zeros(2, 5), torch.tensor([-1, 1]), "classes 0 and 1, but a target is -1"),
         (LinearRegression(5), torch.zeros(2, 5), torch.zeros(2, 2), r"\(2,\) or \(2, 1\); the batch has \(2, 2\)"),
-        (LinearRegression(5), torch.zeros(2, 5), torch.zeros(3), r"\(2,\) or \(2, 1\); the batch has \(3,\)"),
         (CharLSTM(), TOKENS, torch.tensor([0, 80]), "vocabulary_size: got 80, but a target is 80; classes are 0..79"),
-        (
-            CharLSTM(),
-            TOKENS,
-            TOKENS[:, :3],
-            r"shape of its inputs \(2, 5\), or one per sequence; the batch has \(2, 3\)",
-        ),
+        (CharLSTM(), TOKENS, TOKENS[:, :3], r"shape of its inputs \(2, 5\), or one per sequence; .* \(2, 3\)"),
         (CharLSTM(), TOKENS, TOKENS.double(), "the batch has float64"),
     ],
 )
@@ -110,26 +98,17 @@ def test_autocast_takes_floats_of_either_width():
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("name", "arguments", "message"),
     [
-        (
-            ModelCase("", LogisticRegression, {"num_features": 5, "num_classes": 2}, floats(5), integers(4)),
-            "model.num_classes: got 2, but the data has 4 classes",
-        ),
-        (
-            ModelCase("", BinaryLogisticRegression, {"num_features": 5}, floats(5), integers(4)),
-            "takes the classes 0 and 1, but the data has 4 classes; use LogisticRegression",
-        ),
-        (
-            ModelCase("", CharLSTM, {"vocabulary_size": 3, "hidden": 4}, integers(3, 5), integers(4)),
-            "model.vocabulary_size: got 3, but the data has 4 classes",
-        ),
+        ("logistic", {"num_classes": 2}, "model.num_classes: got 2, but the data has 4 classes"),
+        ("binary logistic", {}, "takes the classes 0 and 1, but the data has 4 classes; use LogisticRegression"),
+        ("next character", {"vocabulary_size": 3}, "model.vocabulary_size: got 3, but the data has 4 classes"),
     ],
-    ids=["softmax", "binary", "characters"],
 )
-def test_more_classes_in_the_data_are_seen_before_training(case, message, tmp_path):
+def test_more_classes_in_the_data_are_seen_before_training(name, arguments, message, tmp_path):
+    case = replace(next(case for case in CASES if case.name == name), targets=integers(4))
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path).fit(case.model(), ClientsOf(case), FedAvg())
+        make_trainer(tmp_path).fit(case.model(**arguments), ClientsOf(case), FedAvg())
 
 
 def test_tokens_beyond_the_vocabulary_are_named_in_training(tmp_path):

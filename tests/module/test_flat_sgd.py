@@ -51,31 +51,6 @@ def test_the_bits_and_the_state_of_torch(dtype, steps):
         torch.testing.assert_close(flat, torchs, rtol=0, atol=0)
 
 
-def replace_state(optimizer):
-    optimizer.state = defaultdict(dict)
-
-
-def freeze(optimizer):
-    optimizer.param_groups[0]["params"] = []
-
-
-def set_rate_as_tensor(optimizer):
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.2)
-
-
-def take_several_at_once(optimizer):
-    optimizer.param_groups[0]["foreach"] = True
-
-
-def lose_gradient(optimizer):
-    optimizer.zero_grad()
-
-
-def replace_gradient(optimizer):
-    leaf = optimizer.param_groups[0]["params"][0]
-    leaf.grad = leaf.grad.clone().fill_(3)
-
-
 def load_older_state(optimizer):
     """Replace groups and state, as a module does that keeps a client's momentum itself."""
     saved = optimizer.state_dict()
@@ -83,14 +58,19 @@ def load_older_state(optimizer):
     optimizer.param_groups[0]["lr"] = 0.05
 
 
+def replace_gradient(optimizer):
+    leaf = optimizer.param_groups[0]["params"][0]
+    leaf.grad = leaf.grad.clone().fill_(3)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        replace_state,
-        freeze,
-        set_rate_as_tensor,
-        take_several_at_once,
-        lose_gradient,
+        lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
+        lambda optimizer: optimizer.param_groups[0].update(params=[]),
+        lambda optimizer: optimizer.param_groups[0].update(lr=torch.tensor(0.2)),
+        lambda optimizer: optimizer.param_groups[0].update(foreach=True),
+        lambda optimizer: optimizer.zero_grad(),
         replace_gradient,
         load_older_state,
     ],

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
-import lightning
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
 from lightning.pytorch import Callback
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.module import schedulers
+
+from .test_parity import plain
 
 ROUNDS = 4
 BATCHES = [1, 3, 4, 6, 7, 9]
@@ -185,14 +184,8 @@ def test_one_client_trains_as_under_lightning(tmp_path):
         tmp_path, clients_per_round=1, local_epochs=2, local_schedules="continue", precision="64-true"
     )
     trainer.fit(make_model(ByEpoch, make=make), OneClient(), FedAvg())
-    model, batch = make_model(ByEpoch, make=make), BoringData().client_train_dataset(0)
-    plain = lightning.Trainer(
-        max_epochs=6, precision="64-true", accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice about workers
-        plain.fit(model, DataLoader(batch, batch_size=16))
+    model = make_model(ByEpoch, make=make)
+    plain(tmp_path, model, BoringData(), max_epochs=6, precision="64-true")
     for name, value in module_state_of(trainer.federation).items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
 

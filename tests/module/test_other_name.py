@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from helpers.boring import read_csv
 from helpers.user_modules import UserData
@@ -17,7 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, both
 from fedbc_lightning.partition import IID
 
-from .test_parity import QUIET, federated, fresh
+from .test_parity import QUIET, assert_same, federated, fresh
 
 SETTINGS = {"accelerator": "cpu", "enable_progress_bar": False, "local_epochs": 2, "max_rounds": 2}
 
@@ -38,7 +37,7 @@ def test_its_module_trains_as_under_plain_lightning(tmp_path, other):
     trainer.fit(left, train_dataloaders=data.client_train_dataloader(client=0, seed=0))
     federated(tmp_path, right, UserData())
     assert (right.ends, left.ends) == (3, 3)
-    assert all(torch.equal(right.state_dict()[name], value) for name, value in left.state_dict().items())
+    assert_same(right, left)
 
 
 def test_its_data_callbacks_and_loggers_work(tmp_path, other):
@@ -52,7 +51,7 @@ def test_its_data_callbacks_and_loggers_work(tmp_path, other):
     assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 3
     assert (Path(logger.log_dir) / "metrics.csv").is_file()
     loaded = other.OtherClassifier.load_from_checkpoint(Path(trainer.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in module.state_dict().items())
+    assert_same(loaded, module)
     assert float(data.client_train_dataset(0)[0][0].abs().max()) > 0
     assert trainer.callback_metrics["loss/global"] > 0
 

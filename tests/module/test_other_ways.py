@@ -16,7 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID
 
 from .test_parity import federated, fresh, plain
-from .test_refusals import Guarded, Wrapped, _pairs
+from .test_refusals import Guarded, Wrapped, _pairs, configured
 from .test_refusals import run as refused
 
 SETTINGS = {
@@ -91,20 +91,18 @@ class SeveralLoaders(Wrapped):
         return [DataLoader(_pairs(4)), DataLoader(_pairs(4))]
 
 
-class Private(Guarded):
-    def configure_optimizers(self):
-        class DPOptimizer(torch.optim.SGD):
-            pass
-
-        DPOptimizer.__module__ = "opacus.optimizers.optimizer"
-        return DPOptimizer(self.parameters(), lr=0.1)
+DPOptimizer = type("DPOptimizer", (torch.optim.SGD,), {"__module__": "opacus.optimizers.optimizer"})
 
 
 @pytest.mark.parametrize(
     ("module", "data", "names"),
     [
         (NeedsIndex, None, r"validation_step takes dataloader_idx"),
-        (Private, None, r"Opacus' DPOptimizer.*original_optimizer"),
+        (
+            configured(lambda module, optimizer: DPOptimizer(module.parameters(), lr=0.1)),
+            None,
+            r"Opacus' DPOptimizer.*original_optimizer",
+        ),
         (
             Guarded,
             lambda: PartitionedDataModule(SeveralLoaders(DataLoader(_pairs())), IID(2)),

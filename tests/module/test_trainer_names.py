@@ -12,12 +12,12 @@ from helpers.user_modules import FEATURES, LitAutoEncoder, UserData
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning import FedAvg, PartitionedDataModule
 from fedbc_lightning.algorithms import FedLiLS
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID
 
-from .test_parity import federated, fresh, plain
+from .test_parity import assert_same, federated, fresh, plain
 
 PUBLIC = sorted(
     {name for name in dir(lightning.Trainer) if not name.startswith("_")}
@@ -94,7 +94,7 @@ def test_answers_equal_plain_lightnings(tmp_path, accumulate):
     federated(tmp_path, right, UserData(), accumulate_grad_batches=accumulate)
     assert right.seen == left.seen
     assert {row[0] for row in right.seen} == {False, True}
-    assert all(torch.equal(right.state_dict()[name], value) for name, value in left.state_dict().items())
+    assert_same(right, left)
 
 
 class Stopping(LitAutoEncoder):
@@ -124,7 +124,7 @@ def test_should_stop_ends_the_client_as_it_ends_lightnings_training(tmp_path, mo
     plain(tmp_path, left, UserData())
     federated(tmp_path, right, UserData())
     assert (left.steps, right.steps) == (7, 7)
-    assert all(torch.equal(right.state_dict()[name], value) for name, value in left.state_dict().items())
+    assert_same(right, left)
     trainer = federated(tmp_path, module := fresh(module_class), UserData((23, 23)))
     assert [row["num_steps"] for row in trainer.server.records] == [7, 2]
     assert module.steps == 9
@@ -158,10 +158,8 @@ def test_should_stop_is_refused_where_a_client_cannot_be_stopped(tmp_path, optio
             self.trainer.should_stop = True
             return super().training_step(batch, batch_idx)
 
-    settings = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = FederatedTrainer(max_rounds=1, default_root_dir=tmp_path, local_epochs=3, **settings, **options)
     with pytest.raises(ConfigurationError, match=names) as caught:
-        trainer.fit(fresh(StoppingAtOnce), UserData((9, 9)), algorithm())
+        federated(tmp_path, fresh(StoppingAtOnce), UserData((9, 9)), algorithm(), **options)
     assert "\n" not in str(caught.value)
 
 
