@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,20 +84,14 @@ class ClientsTogether:
         mapped, share = self._mapped, self._evaluator.share
         reason = self._first_reason(mapped.obstacle())  # ranks must agree, and their callbacks may differ
         units = share(self._units(tasks) if reason is None else [[task] for task in tasks])
-        together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
-        results, found = self._one_by_one([task for task in tasks if task in mine]), Results()
         # The first measurement is done both ways and compared. The module's own numbers are the ones that count,
         # whatever a mapped step does with global state, in-place writes or Python branches.
-        try:
-            for unit in together if reason is None else ():
-                with mapped.watched():
-                    found |= self._evaluate_mapped(unit)
-        except Exception as error:  # of any class: the clients have already been evaluated one after another
-            reason = first_line(error)
-        if reason is None and not _agree(found, results):
-            reason = "mapped over clients, it gives other numbers"
-        reason = mapped.reasons[self._what.split] = self._first_reason(reason)
+        results = self._one_by_one([task for task in tasks if task in mine])
+        found, why_not = self._map(units, mapped.watched)
+        if reason is None and why_not is None and not _agree(found, results):
+            why_not = "mapped over clients, it gives other numbers"
+        reason = mapped.reasons[self._what.split] = self._first_reason(reason or why_not)
         if reason is not None:
             mapped.say(reason)
             return results
@@ -109,20 +104,27 @@ class ClientsTogether:
     def _evaluate_units(self, units: Sequence[Sequence[Task]]) -> Results:
         """Evaluate units of several clients by mapped steps, and all other tasks one after another.
 
-        If a mapped step fails, the remaining units of this measurement are evaluated one after another, too.
+        If a mapped step fails, the remaining units of this measurement are evaluated one after another, too: the
+        clients raise the same error then, or none.
         """
-        results, can_map = Results(), True
-        alone: list[Task] = []
-        for unit in units:
-            try:
-                if can_map and len(unit) >= FEW:
-                    results |= self._evaluate_mapped(unit)
-                    continue
-            except Exception as error:  # evaluated one after another, the clients raise the same error, or none
-                can_map = False
-                self._mapped.say(f"this time, {first_line(error)}")
-            alone += unit
-        return results | self._one_by_one(alone)
+        found, why_not = self._map(units)
+        if why_not is not None:
+            self._mapped.say(f"this time, {why_not}")
+        return found | self._one_by_one([task for unit in units for task in unit if task not in found])
+
+    def _map(
+        self, units: Sequence[Sequence[Task]], watched: Callable[[], AbstractContextManager] = nullcontext
+    ) -> tuple[Results, str | None]:
+        """Evaluate the units of several clients by mapped steps until one fails, and return why it did, or None."""
+        found = Results()
+        try:
+            for unit in units:
+                if len(unit) >= FEW:
+                    with watched():
+                        found |= self._evaluate_mapped(unit)
+        except Exception as error:  # of any class: it is the user's step
+            return found, first_line(error)
+        return found, None
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Results:
         return self._evaluator.one_by_one(tasks, self._what)

@@ -186,13 +186,10 @@ class _Logged:
     def __init__(self, reduce: str) -> None:
         self.reduce = reduce
         self.metric: Metric | None = None
-        self.mean = WeightedMean()  # of another reduction its weight alone counts
+        # Of another reduction than the mean the weight alone counts: it says whether something was logged since the
+        # epoch began. Of a Metric this is known when it was computed.
+        self.mean = WeightedMean()
         self._result: Any = None  # of another reduction than the mean
-
-    @property
-    def has_value(self) -> bool:
-        """Whether something was logged since the epoch began; of a Metric this is known when it was computed."""
-        return bool(self.mean.weight)
 
     def add(self, value: Any, weight: float) -> None:
         """Add a value, which is a number or a scalar tensor."""
@@ -201,7 +198,7 @@ class _Logged:
             return
         if isinstance(value, Tensor):
             value = value.detach()
-        if not self.has_value:
+        if not self.mean.weight:
             self._result = value
         elif self.reduce == "sum":
             self._result = self._result + value
@@ -312,7 +309,7 @@ class MetricCollector:
         # in one value per round, so they are averaged by samples, and a broken-off epoch counts as much as it has.
         for name, logged in self._epoch.items():
             logged.compute()
-            if logged.has_value:
+            if logged.mean.weight:
                 logged.add_to(self._totals.setdefault(name, WeightedMean()), max(self.num_samples, 1))
         self._epoch = {}
         self.num_samples = self.num_batches = 0
@@ -320,7 +317,7 @@ class MetricCollector:
     def current(self) -> dict[str, Tensor]:
         """Return the values so far, for schedulers and hooks that read ``callback_metrics``."""
         ended = {name: torch.as_tensor(mean.value()) for name, mean in self._totals.items()}
-        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.has_value}
+        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.mean.weight}
         return ended | running
 
     def means(self) -> dict[str, Any]:

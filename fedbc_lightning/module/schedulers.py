@@ -244,16 +244,15 @@ class RoundSchedulers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the schedulers and the learning rates."""
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
-        states = [config.scheduler.state_dict() for config in self._configs]
-        return {"schedulers": states, "groups": groups} if states else {}
+        if not self._configs:
+            return {}
+        groups, schedulers = ScheduleState.read(self._optimizer, self._configs)
+        return {"schedulers": schedulers, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        for config, saved in zip(self._configs, state.get("schedulers", []), strict=True):
-            config.scheduler.load_state_dict(saved)
-        for group, saved in zip(self._optimizer.param_groups, state.get("groups", []), strict=False):
-            group.update(saved)
+        if state:
+            ScheduleState(**state).load(self._optimizer, self._configs)
 
 
 def declare(declaration: StateDeclaration) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -57,12 +58,6 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Stoppable(Protocol):
-    """A run that the user's module may stop: ``self.trainer.should_stop = True`` ends it after the round."""
-
-    should_stop: bool
-
-
 class MissingNameError(ConfigurationError, AttributeError):
     """A name of ``self.trainer`` has no meaning in federated training; ``hasattr`` returns False for it."""
 
@@ -113,7 +108,7 @@ class ModuleTrainer:
         reads: Names that were read since the set was last cleared. A ``configure_optimizers`` that reads any must be
             called again for each client.
         lightning_module: The user's module; None until :meth:`show_module`.
-        run: The run that the module belongs to.
+        run: The run that the module belongs to, which ``self.trainer.should_stop = True`` ends after the round.
         collector: Returns the collector of the client or evaluation that runs.
         is_client_stopped: Whether the module has set ``should_stop`` in the client that trains.
     """
@@ -173,7 +168,8 @@ class ModuleTrainer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to rebuild it in another process or after the run, with its plain values only."""
         plain = (bool, int, float, str, type(None))
-        return _with_values, ({name: value for name, value in self._values.items() if isinstance(value, plain)},)
+        values = {name: value for name, value in self._values.items() if isinstance(value, plain)}
+        return partial(ModuleTrainer, **values), ()
 
     # Names that are computed. A read of ``self.name`` counts as one of the user's, of ``self._values`` it does not.
 
@@ -212,7 +208,7 @@ class ModuleTrainer:
         """Return values by name without adding the names to ``reads``."""
         return tuple([self._values[name] for name in names])
 
-    def show_module(self, module: LightningModule, run: Stoppable, fabric: Fabric) -> None:
+    def show_module(self, module: LightningModule, run: Any, fabric: Fabric) -> None:
         """Set the module, its run, and the Fabric that connects the processes."""
         self.__dict__.update(lightning_module=module, run=run)
         self._values["strategy"].connect(module)
@@ -230,7 +226,3 @@ class ModuleTrainer:
         """Set what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
         show_optimizers(self._values["strategy"], [optimizer])
         self.set(optimizers=[optimizer], lr_scheduler_configs=scheduler_configs)
-
-
-def _with_values(values: dict[str, Any]) -> ModuleTrainer:
-    return ModuleTrainer(**values)

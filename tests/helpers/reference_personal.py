@@ -3,7 +3,7 @@
 The package gives only the coins of the L2GD family (``seeding.numpy_generator``), by the convention that is written
 at :func:`coins` and :func:`l2`. Shapes as in :mod:`helpers.reference`: w, z (d,); x, v, theta, psi (N, d).
 
-What the seed and the batches are is read from ``local.steps`` (:class:`helpers.reference.Steps`).
+What the seed and the batches are is read from ``local.steps`` (:class:`helpers.reference.FullBatches`).
 """
 
 from __future__ import annotations
