@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -281,7 +280,7 @@ def check_module(module: Any) -> None:
 
     Raises:
         ConfigurationError: The model is no LightningModule, has no ``training_step`` or ``configure_optimizers``,
-            uses manual optimization, has a ``log`` of its own, or a step that takes something else than a batch.
+            uses manual optimization, or has a ``log`` of its own.
     """
     if not isinstance(module, AnyModule):
         got = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {type(module).__name__}"
@@ -302,13 +301,6 @@ def check_module(module: Any) -> None:
                 f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
                 "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
             )
-    for step in STEPS:
-        for taken in inspect.signature(getattr(module, step)).parameters.values():
-            if taken.name == "dataloader_iter" or (taken.name == "dataloader_idx" and taken.default is taken.empty):
-                raise ConfigurationError(
-                    f"model: {name}.{step} takes {taken.name}, but there is one loader for each split, whose batches "
-                    "are given one by one; take (batch, batch_idx), and more with a default alone."
-                )
 
 
 def unwrapped(model: Any) -> Any:

@@ -51,13 +51,4 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, monkeypatch: pytest.M
 
 def execute_code(cells: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Execute cells of code as a notebook, and return the cells with their outputs."""
-    return execute(_notebook(cells), folder, monkeypatch)
-
-
-def execute_forked_code(cells: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The same in a fork."""
-    return execute_forked(_notebook(cells), folder, monkeypatch)
-
-
-def _notebook(cells: list[str]) -> nbformat.NotebookNode:
-    return nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    return execute(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells))), folder, monkeypatch)

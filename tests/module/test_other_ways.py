@@ -11,13 +11,11 @@ from helpers.user_modules import FEATURES, UserData, _Classifier
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning import FedAvg, FederatedTrainer
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition import IID
 
 from .test_parity import federated, fresh, plain
-from .test_refusals import Guarded, Wrapped, _pairs, configured
-from .test_refusals import run as refused
+from .test_refusals import Guarded, _pairs
 
 SETTINGS = {
     "max_rounds": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
@@ -79,42 +77,6 @@ class OwnData(Guarded):
 
     def train_dataloader(self):
         return DataLoader(_pairs(), batch_size=4)
-
-
-class NeedsIndex(Guarded):
-    def validation_step(self, batch, batch_idx, dataloader_idx):
-        """Written for several loaders."""
-
-
-class SeveralLoaders(Wrapped):
-    def val_dataloader(self):
-        return [DataLoader(_pairs(4)), DataLoader(_pairs(4))]
-
-
-DPOptimizer = type("DPOptimizer", (torch.optim.SGD,), {"__module__": "opacus.optimizers.optimizer"})
-
-
-@pytest.mark.parametrize(
-    ("module", "data", "names"),
-    [
-        (NeedsIndex, None, r"validation_step takes dataloader_idx"),
-        (
-            configured(lambda module, optimizer: DPOptimizer(module.parameters(), lr=0.1)),
-            None,
-            r"Opacus' DPOptimizer.*original_optimizer",
-        ),
-        (
-            Guarded,
-            lambda: PartitionedDataModule(SeveralLoaders(DataLoader(_pairs())), IID(2)),
-            r"val_dataloader returns a list; .*ConcatDataset",
-        ),
-    ],
-)
-def test_what_cannot_be_federated_is_one_line_before_training(tmp_path, module, data, names):
-    """Issue 20: supported, or one clear line."""
-    with pytest.raises(ConfigurationError, match=names) as caught:
-        refused(tmp_path, module, None if data is None else data())
-    assert "\n" not in str(caught.value)
 
 
 def test_a_modules_own_train_dataloader_is_pointed_to_the_wrapper(tmp_path):

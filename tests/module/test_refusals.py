@@ -44,6 +44,9 @@ class OwnLog(Guarded):
         super().log(f"mine/{name}", value, **options)
 
 
+DPOptimizer = type("DPOptimizer", (SGD,), {"__module__": "opacus.optimizers.optimizer"})
+
+
 def altered(change: Callable[[Guarded], Any]) -> Callable[[], Guarded]:
     """A good module after a change to it."""
 
@@ -78,6 +81,7 @@ def run(tmp_path, module=Guarded, data=None, **options):
         (configured(lambda m, o: SGD([nn.Parameter(torch.zeros(3))], lr=0.1)), "not the module's"),
         (configured(lambda m, o: ([o], [{"scheduler": lr_scheduler.StepLR(o, 1), "interval": "batch"}])), "batch"),
         (configured(lambda m, o: ([o], [lr_scheduler.ReduceLROnPlateau(o)])), "monitor"),
+        (configured(lambda m, o: DPOptimizer(m.parameters())), r"Opacus' DPOptimizer.*original_optimizer"),
         (NoTrainingStep, "NoTrainingStep has no training_step"),
         (NoConfigureOptimizers, "has no configure_optimizers"),
         (altered(lambda m: m.requires_grad_(False)), "(?i)trainable|requires_grad"),
@@ -153,8 +157,13 @@ def _pairs(size: int = 12) -> TensorDataset:
     return TensorDataset(torch.randn(size, 8), torch.arange(size) % 3)
 
 
-def wrapped(loader: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(Wrapped(loader), IID(num_clients=2))
+class SeveralLoaders(Wrapped):
+    def val_dataloader(self):
+        return [DataLoader(_pairs(4)), DataLoader(_pairs(4))]
+
+
+def wrapped(loader: Any, kind: type[Wrapped] = Wrapped) -> PartitionedDataModule:
+    return PartitionedDataModule(kind(loader), IID(num_clients=2))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +174,7 @@ def wrapped(loader: Any) -> PartitionedDataModule:
         (lambda: wrapped([1, 2, 3]), "train_dataloader"),
         (lambda: wrapped(DataLoader(_pairs(), batch_size=None)), "batch_size"),
         (lambda: wrapped(DataLoader(_pairs(), batch_sampler=[[0, 1], [2, 3, 4]])), "draws with SequentialSampler"),
+        (lambda: wrapped(DataLoader(_pairs()), SeveralLoaders), "val_dataloader returns a list; .*ConcatDataset"),
         (lambda: UserData((9, 0)), r"(?i)client 1.*(empty|no .*sample)|1 has no"),
         (lambda: UserData(()), r"(?i)num_clients|no clients|0"),
         (lambda: Wrapped(DataLoader(_pairs())), "PartitionedDataModule"),
