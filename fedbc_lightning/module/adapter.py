@@ -290,10 +290,8 @@ def check_module(module: Any) -> None:
         if not overrides(module, method, LightningModule):
             raise ConfigurationError(f"model: {name} has no {method}; add one, as for lightning.Trainer.")
     if not module.automatic_optimization:
-        raise ConfigurationError(
-            f"model: {name} uses manual optimization (automatic_optimization=False), under which terms such as FedBC's "
-            "2λ(w − z) cannot be added to its steps; use automatic optimization."
-        )
+        # Terms such as FedBC's 2λ(w − z) are added to the gradient before the optimizer's step.
+        raise ConfigurationError(f"model: {name} uses manual optimization; methods need automatic_optimization = True.")
     for child in module.modules():
         kind: Any = type(child)
         if isinstance(child, AnyModule) and kind.log is not own_base(child, LightningModule).log:  # type: ignore[attr-defined]

@@ -82,10 +82,7 @@ def configure(user: UserModule) -> Configured:
     except MisconfigurationException as error:
         raise ConfigurationError(f"model: {error}") from None
     if len(optimizers) != 1:
-        raise ConfigurationError(
-            f"model: configure_optimizers returned {len(optimizers)} optimizers, and several need manual optimization, "
-            "which cannot be federated; return one, which may have several parameter groups."
-        )
+        raise ConfigurationError(f"model: configure_optimizers returned {len(optimizers)} optimizers; return one.")
     if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
         raise ConfigurationError(
             f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
@@ -93,10 +90,7 @@ def configure(user: UserModule) -> Configured:
         )
     own = set(user.module.parameters())
     if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
-        raise ConfigurationError(
-            "model: configure_optimizers returned an optimizer with parameters that are not the module's; "
-            "make them parameters of the module."
-        )
+        raise ConfigurationError("model: configure_optimizers returned parameters that are not the module's.")
     # A plateau scheduler of interval epoch that monitors what only the evaluation after a round logs is the server's.
     on_plateau = [config for config in configs if config.interval == "epoch" and config.reduce_on_plateau]
     of_rounds = [config for config in on_plateau if is_of_evaluation(config.monitor or "")]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,18 +31,6 @@ Words = Sequence[object]
 """``[-m module | script] argument ...``"""
 
 
-class Program(Protocol):
-    """A process that was started."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-    def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]: ...
-
-
 def program_environment(**changes: object) -> dict[str, str]:
     """Ours, with one thread, a width of lines, and this package before an installed one, not what a launcher left."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_BY_LAUNCHERS)}
@@ -51,14 +39,14 @@ def program_environment(**changes: object) -> dict[str, str]:
     return kept | ours | {name: str(value) for name, value in changes.items()}
 
 
-def kill_session(program: Program) -> None:
+def kill_session(program: Any) -> None:
     """Kill it and all that it has started, whether or not it has ended."""
     program.kill()  # it may have no session yet
     with suppress(ProcessLookupError, PermissionError):  # there is none left
         os.killpg(program.pid, signal.SIGKILL)
 
 
-def wait_until(is_so: Callable[[], object], program: Program | None = None, seconds: float = 300.0) -> None:
+def wait_until(is_so: Callable[[], object], program: Any = None, seconds: float = 300.0) -> None:
     """Look again and again, for as long as the process lives."""
     deadline = time.monotonic() + seconds
     while not is_so():

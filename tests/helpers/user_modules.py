@@ -417,23 +417,18 @@ class TiedGenerator(_Classifier):
         return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.5)
 
 
+MODULES = (
+    LitAutoEncoder, OneCycleClassifier, MetricsClassifier, CollectionClassifier, BatchNormClassifier,
+    AdamWGroupsClassifier, HooksClassifier, PlateauClassifier, DictClassifier, LBFGSClassifier, WarmupClassifier,
+    FrozenBackboneClassifier, OwnOptimizerClassifier, ChattyClassifier, SetupClassifier, ZeroGradClassifier,
+    TiedGenerator,
+)  # fmt: skip
 LOGGED: dict[type[LightningModule], tuple[str, ...]] = {
-    LitAutoEncoder: (),
     OneCycleClassifier: ("train/lr",),
     MetricsClassifier: ("train/acc", "train/f1", "train/margin"),
     CollectionClassifier: ("train/precision", "train/recall", "train/confidence"),
-    BatchNormClassifier: (),
-    AdamWGroupsClassifier: (),
     HooksClassifier: ("train/grad_2.0_norm_total",),
-    PlateauClassifier: (),
     DictClassifier: ("train/acc", "train/progress"),
-    LBFGSClassifier: (),
-    WarmupClassifier: (),
-    FrozenBackboneClassifier: (),
-    OwnOptimizerClassifier: (),
     ChattyClassifier: ("train/peak", "train/count"),
-    SetupClassifier: (),
-    ZeroGradClassifier: (),
-    TiedGenerator: (),
 }
-"""Every module with the columns that its own logging must give in metrics.csv, besides ``train/loss``."""
+"""Columns that a module's own logging must give in metrics.csv, besides ``train/loss``."""
