@@ -78,7 +78,7 @@ def test_a_round_that_fails_takes_its_hooks_weights_back(tmp_path):
     assert torch.equal(saved["net.0.weight"], before)
 
 
-def test_a_resumed_run_does_not_take_the_start_again(tmp_path, caplog):
+def test_a_resumed_run_does_not_take_the_start_again(tmp_path):
     class Random(Pretrained):
         def fill(self) -> None:
             super().fill()
@@ -93,9 +93,7 @@ def test_a_resumed_run_does_not_take_the_start_again(tmp_path, caplog):
 
     whole = fit(tmp_path / "whole", 3, seed=5)
     fit(tmp_path / "parts", 2, seed=5)
-    with caplog.at_level("INFO"):
-        assert_equal_trees(fit(tmp_path / "parts", 3, seed=6, path="last"), whole)
-    assert "Resumed: the weights and buffers are those of the checkpoint" in caplog.text
+    assert_equal_trees(fit(tmp_path / "parts", 3, seed=6, path="last"), whole)
 
 
 def replace_layer(module):
