@@ -9,8 +9,8 @@ import torch
 
 from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
-from fedbc_lightning.planning.timing import EvaluationTime, RoundTimer, time_evaluation
-from fedbc_lightning.planning.totals import Space, checkpoint_bytes, draw_rounds
+from fedbc_lightning.planning import totals
+from fedbc_lightning.planning.timing import RoundTimer, time_evaluation
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state.layout import WrittenParametersError
 
@@ -112,17 +112,15 @@ def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
 
 def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
     federation, device, settings = run.federation, run.user.device, run.settings
-    empty = checkpoint_bytes(run)
-    drawn = draw_rounds(federation, settings.max_rounds)
+    empty = totals.checkpoint_bytes(run)
+    drawn = totals.draw_rounds(federation, settings.max_rounds)
     every = settings.eval_every_n_rounds
     num_evaluations = 1 + -(-settings.max_rounds // every) if every else 0
-    evaluation = EvaluationTime()
-    if every:
-        splits = [split for split in ("test", "val") if run.has_split(split)]
-        evaluation = time_evaluation(federation, run.evaluator, splits, num_processes)
+    splits = [split for split in ("test", "val") if run.has_split(split)]
+    evaluation_seconds = time_evaluation(federation, run.evaluator, splits, num_processes) if every else 0.0
     timer = RoundTimer(federation, run.seed, num_processes)
     round_seconds = timer.time(drawn.first)
-    space = Space(run, drawn, timer.whole, timer.table_bytes)
+    tables = totals.table_rows_bytes(run, drawn, timer.table_bytes)
     num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)
     return Plan(
         algorithm=str(federation.algorithm), model=type(run.user.module).__name__,
@@ -132,7 +130,8 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
         not_timed=timer.not_timed, start_seconds=start_seconds,
-        evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
+        evaluation_seconds=evaluation_seconds, num_evaluations=num_evaluations,
         bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, simulated_seconds=drawn.simulated_seconds,
-        memory=space.memory(), disk=space.disk(empty, evaluation, num_evaluations),
+        memory=totals.memory(run, drawn, tables, is_measured=bool(timer.whole_seconds)),
+        disk=totals.disk(run, drawn, tables, empty, num_evaluations),
     )  # fmt: skip

@@ -26,24 +26,8 @@ MAX_EVALUATION_SECONDS = 1.5
 """Time limit for evaluating clients, per split and kind of model; the rest is estimated by numbers of samples."""
 
 
-class EvaluationTime(NamedTuple):
-    """The measured cost of one evaluation of the initial model.
-
-    Attributes:
-        seconds: Seconds of one evaluation.
-        num_values: Number of values that it gives for each client.
-        num_metrics: Rough number of metrics that it logs.
-    """
-
-    seconds: float = 0.0
-    num_values: int = 0
-    num_metrics: int = 0
-
-
-def time_evaluation(
-    federation: Federation, evaluator: Evaluator, splits: list[str], num_processes: int
-) -> EvaluationTime:
-    """Measure an evaluation of z of round 0, without fine-tuning; the module holds this z afterwards, too.
+def time_evaluation(federation: Federation, evaluator: Evaluator, splits: list[str], num_processes: int) -> float:
+    """Return the seconds of an evaluation of z of round 0, without fine-tuning; the module holds z afterwards, too.
 
     Args:
         federation: A federation that has been set up, in one process.
@@ -52,7 +36,7 @@ def time_evaluation(
         num_processes: Number of processes that will share the clients in the run.
     """
     datamodule, models = federation.datamodule, federation.models()
-    total, longest, num_values, num_metrics = 0.0, 0.0, 0, 0
+    total = longest = 0.0
     for split in splits:
         stage = step_stage(federation.user.module, split)
         if stage is None:
@@ -64,10 +48,9 @@ def time_evaluation(
         for which in ("global", "local"):
             mine = [task for task in tasks if task[0] == which and task[1] >= 0]
             if mine:
-                seconds, samples, width = _evaluate_some(evaluator, mine, what)
+                seconds, samples = _evaluate_some(evaluator, mine, what)
                 rate = seconds / samples if rate is None else rate
                 total += seconds / samples * int(sizes[[client for _, client in mine]].sum())
-                num_values, num_metrics = num_values + width, num_metrics + 3 * width
         pooled = datamodule.pooled_dataset(split)
         if pooled is not None and ("global", -1) in tasks:
             seconds = (rate or 0.0) * num_items(pooled)
@@ -83,20 +66,19 @@ def time_evaluation(
         total = min(total, time.perf_counter() - started)
     federation.load_global()
     # Clients are dealt to the processes, but the pooled data are evaluated by one of them.
-    return EvaluationTime(max(total / num_processes, longest), num_values, num_metrics)
+    return max(total / num_processes, longest)
 
 
-def _evaluate_some(evaluator: Evaluator, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:
-    """Evaluate the first tasks, and return their seconds, their samples, and the number of values of each."""
-    sizes = evaluator.datamodule.num_samples(what.split)
-    samples = width = 0
+def _evaluate_some(evaluator: Evaluator, tasks: Sequence[Task], what: Measurement) -> tuple[float, int]:
+    """Evaluate the first tasks, and return their seconds and their number of samples."""
+    sizes, samples = evaluator.datamodule.num_samples(what.split), 0
     started = time.perf_counter()
     for task in tasks:
-        found = evaluator.one_by_one([task], what)
-        samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
+        evaluator.one_by_one([task], what)
+        samples += int(sizes[task[1]])
         if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
             break
-    return time.perf_counter() - started, samples, width
+    return time.perf_counter() - started, samples
 
 
 NUM_STEPS = 20
@@ -114,20 +96,6 @@ MAX_ROUNDS = 10
 
 Seconds = dict[Kind, float]
 """Map from engine to seconds of a round without evaluation."""
-
-
-class WholeRounds(NamedTuple):
-    """Measurements of rounds that were run as a whole; all are 0 if none was run because it would take too long.
-
-    Attributes:
-        seconds: Seconds of a round.
-        num_metrics: Number of metrics that a round logs.
-        record_bytes: Bytes of a client's row in ``clients.csv``.
-    """
-
-    seconds: float = 0.0
-    num_metrics: int = 0
-    record_bytes: int = 0
 
 
 class Cost(NamedTuple):
@@ -151,14 +119,14 @@ class RoundTimer:
         num_processes: Number of processes that will train.
 
     Attributes:
-        whole: Measurements of whole rounds.
+        whole_seconds: Seconds of a whole round; 0 if none was run because it would take too long.
         table_bytes: Bytes of a row of the clients' tables, which have a row per batch; 0 if there are no tables.
         not_timed: Reason why the other engine was not timed; empty if it was.
     """
 
     def __init__(self, federation: Federation, seed: int, num_processes: int) -> None:
         self._federation, self._seed, self._num_processes = federation, seed, num_processes
-        self.whole, self.table_bytes, self.not_timed = WholeRounds(), 0, ""
+        self.whole_seconds, self.table_bytes, self.not_timed = 0.0, 0, ""
 
     def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
         """Return the mean seconds of the given rounds in the run's engine, and in the other one if possible."""
@@ -171,7 +139,7 @@ class RoundTimer:
         self._begin(federation.engine, *trained[0])
         cost = self._measure(federation.engine, trained[0][1])
         predicted = cost.of(trained[0][1], 1)
-        self.whole = self._take_rounds(trained[0][0], predicted)
+        measured = self.whole_seconds = self._take_rounds(trained[0][0], predicted)
         costs = {kind: cost}
         if not (reason := self._why_not_both(cost, trained)):
             try:
@@ -184,7 +152,6 @@ class RoundTimer:
                 federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts
                 federation.load_global()
         self.not_timed = reason
-        measured = self.whole.seconds
         rest, scale = max(measured - predicted, 0.0), min(measured / predicted, 1.0) if measured and predicted else 1.0
         local = {
             name: sum(cost.of(round, self._num_processes) for _, round in trained) / len(rounds)
@@ -250,11 +217,11 @@ class RoundTimer:
             self.table_bytes = sum(cohort.staged(name).nbytes for name in tables) // num_batches
         return cohort.steps
 
-    def _take_rounds(self, number: int, expected: float) -> WholeRounds:
-        """Run a whole round again and again from the initial state; run none if it would take too long."""
-        federation, device, whole = self._federation, self._federation.user.device, WholeRounds()
+    def _take_rounds(self, number: int, expected: float) -> float:
+        """Run a whole round again and again from the initial state; return its seconds, 0 if it would take too long."""
+        federation, device = self._federation, self._federation.user.device
         if federation.clients.file_rows is not None and federation.clients.row_bytes:
-            return whole  # the clients' rows belong into clients.bin, which a plan does not create
+            return 0.0  # the clients' rows belong into clients.bin, which a plan does not create
         measured, until = list[float](), time.perf_counter() + MAX_ROUND_SECONDS
         while len(measured) < MAX_ROUNDS and time.perf_counter() + expected < until:
             seed_globals(derive(self._seed, "round", number), device)
@@ -264,10 +231,8 @@ class RoundTimer:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 measured.append(time.perf_counter() - started)
-                last = measured[len(measured) // 2 :]  # the first ones may make data and record steps
-                record_bytes = sum(len(str(value)) + 1 for value in federation.server.records[0].values())
-                whole = WholeRounds(statistics.median(last), len(federation.server.metrics) + 5, record_bytes)
             finally:
                 federation.rollback()
                 federation.load_global()
-        return whole
+        # The first ones may make data and record steps.
+        return statistics.median(measured[len(measured) // 2 :]) if measured else 0.0

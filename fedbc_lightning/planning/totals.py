@@ -14,7 +14,6 @@ import torch
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.federation.federation import Federation, PlannedRound
-from fedbc_lightning.planning.timing import EvaluationTime, WholeRounds
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import hyper_parameters, run_checkpoint, states_of_users
@@ -89,83 +88,69 @@ def round_up(value: float) -> int:
     return -int(-(value - 1e-6) // 1)
 
 
-BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
-"""Rough sizes in bytes: a value in a table, and a value and a histogram in TensorBoard's events."""
-BYTES_OF_METRIC, BYTES_OF_TENSOR = 40, 400
-"""Rough sizes in bytes in a checkpoint: a number with its name, and a tensor without its values."""
+# Rough sizes in bytes: a value in a table, all metrics with their names in a checkpoint, a tensor without its values
+BYTES_OF_VALUE, BYTES_OF_METRICS, BYTES_OF_TENSOR = 18, 600, 400
+# Rough numbers of values in a row: of a client's training, of its evaluation, and of a round's metrics
+NUM_TRAINED, NUM_EVALUATED, NUM_METRICS = 6, 5, 20
 
 
-class Space:
-    """Estimates the memory and disk use of one run.
+def table_rows_bytes(run: Run, drawn: Drawn, row_bytes: int) -> int:
+    """Return the bytes of the clients' tables, which have a row of ``row_bytes`` per batch, at the end of a run."""
+    if not row_bytes:
+        return 0
+    per_client = float(run.datamodule.num_batches().mean()) * row_bytes
+    return round_up(drawn.num_touched * (per_client + len(run.federation.declaration.table_names) * BYTES_OF_TENSOR))
+
+
+def memory(run: Run, drawn: Drawn, tables: int, *, is_measured: bool) -> dict[str, int]:
+    """Return the bytes that this process held at its peak, and those that a run adds, by description.
 
     Args:
-        run: Run that has been set up, and whose rounds have been measured.
+        run: Run that has been set up.
         drawn: Totals over its rounds.
-        whole: Measurements of whole rounds.
-        table_bytes: Bytes of a row of the clients' tables, which have a row per batch.
+        tables: Bytes of the clients' tables.
+        is_measured: Whether a whole round has been run, so that the peak contains the matrices of a cohort.
     """
+    federation = run.federation
+    memory = {"now, at its peak": peak_memory()}
+    num_rows = drawn.num_touched if federation.clients.file_rows is None else 0
+    rows = num_rows * federation.clients.row_bytes + tables
+    if rows:
+        memory["clients' rows, and their copy for the checkpoint"] = 2 * rows
+    if not is_measured:
+        width = max((len(round.ids) for round in drawn.first), default=0)
+        engine = federation.engine
+        memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.bench.row.nbytes
+    if run.user.device.type == "cuda":
+        memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(run.user.device)
+    return memory
 
-    def __init__(self, run: Run, drawn: Drawn, whole: WholeRounds, table_bytes: int) -> None:
-        self._run, self._drawn, self._whole = run, drawn, whole
-        self._tables = 0
-        if table_bytes:
-            per_client = float(run.datamodule.num_batches().mean()) * table_bytes
-            per_client += len(run.federation.declaration.table_names) * BYTES_OF_TENSOR
-            self._tables = round_up(drawn.num_touched * per_client)
 
-    def memory(self) -> dict[str, int]:
-        """Return the bytes that this process held at its peak, and those that a run adds, by description."""
-        federation, drawn = self._run.federation, self._drawn
-        memory = {"now, at its peak": peak_memory()}
-        num_rows = drawn.num_touched if federation.clients.file_rows is None else 0
-        rows = num_rows * federation.clients.row_bytes + self._tables
-        if rows:
-            memory["clients' rows, and their copy for the checkpoint"] = 2 * rows
-        if not self._whole.seconds:
-            width = max((len(round.ids) for round in drawn.first), default=0)
-            engine = federation.engine
-            memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.bench.row.nbytes
-        device = self._run.user.device
-        if device.type == "cuda":
-            memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(device)
-        return memory
+def disk(run: Run, drawn: Drawn, tables: int, checkpoint_bytes: int, num_evaluations: int) -> dict[str, int]:
+    """Return the bytes on disk at the end of the run, by description; those of events are left out.
 
-    def disk(self, checkpoint_bytes: int, evaluation: EvaluationTime, num_evaluations: int) -> dict[str, int]:
-        """Return the bytes on disk at the end of the run, by description.
-
-        Args:
-            checkpoint_bytes: Size of a checkpoint without rows, from :func:`checkpoint_bytes`.
-            evaluation: Measured cost of one evaluation.
-            num_evaluations: Number of evaluations in the run.
-        """
-        run, settings, clients, disk = self._run, self._run.settings, self._run.federation.clients, dict[str, int]()
-        num_metrics = evaluation.num_metrics + self._whole.num_metrics
-        if settings.enable_checkpointing:
-            checkpoint = checkpoint_bytes + num_metrics * BYTES_OF_METRIC + self._tables
-            if clients.file_rows is None:
-                checkpoint += self._drawn.num_touched * clients.row_bytes
-            else:
-                checkpoint += self._drawn.num_touched * clients.file_rows.checksum_bytes
-            disk["last.ckpt"] = checkpoint
-            disk["last.ckpt again, while it is written"] = checkpoint
-            frozen = sum(p.nbytes for p in run.federation.layout.frozen.large().values())  # only last.ckpt lacks these
-            kept = sum(isinstance(callback, RoundCheckpoint) for callback in run.hooks.callbacks)
-            if kept:
-                disk["checkpoints of chosen rounds"] = kept * (checkpoint + frozen)
-        if clients.file_rows is not None:
-            disk["clients.bin, at most"] = self._drawn.num_slots * clients.row_bytes
-        evaluated = len(run.evaluator.client_ids)
-        disk["tables, roughly"] = (
-            self._drawn.num_sampled * (self._whole.record_bytes or 6 * BYTES_OF_VALUE)
-            + num_evaluations * evaluated * (evaluation.num_values + 1) * BYTES_OF_VALUE
-            + (settings.max_rounds + 1) * num_metrics * BYTES_OF_VALUE
-        )
-        if settings.logger is None or settings.logger is True:
-            every = settings.histogram_every_n_rounds
-            num_shown = min(num_evaluations, 2 + settings.max_rounds // every) if every else 0
-            histograms = num_shown * (evaluation.num_values + len(clients.scalar_names)) * BYTES_OF_HISTOGRAM
-            disk["events, roughly"] = settings.max_rounds * num_metrics * BYTES_OF_EVENT + histograms
-        return disk
+    Args:
+        run: Run that has been set up.
+        drawn: Totals over its rounds.
+        tables: Bytes of the clients' tables.
+        checkpoint_bytes: Size of a checkpoint without rows, from :func:`checkpoint_bytes`.
+        num_evaluations: Number of evaluations in the run.
+    """
+    settings, clients, disk = run.settings, run.federation.clients, dict[str, int]()
+    if settings.enable_checkpointing:
+        of_client = clients.row_bytes if clients.file_rows is None else clients.file_rows.checksum_bytes
+        checkpoint = checkpoint_bytes + BYTES_OF_METRICS + tables + drawn.num_touched * of_client
+        disk["last.ckpt"] = checkpoint
+        disk["last.ckpt again, while it is written"] = checkpoint
+        frozen = sum(p.nbytes for p in run.federation.layout.frozen.large().values())  # only last.ckpt lacks these
+        kept = sum(isinstance(callback, RoundCheckpoint) for callback in run.hooks.callbacks)
+        if kept:
+            disk["checkpoints of chosen rounds"] = kept * (checkpoint + frozen)
+    if clients.file_rows is not None:
+        disk["clients.bin, at most"] = drawn.num_slots * clients.row_bytes
+    num_values = drawn.num_sampled * NUM_TRAINED + num_evaluations * len(run.evaluator.client_ids) * NUM_EVALUATED
+    disk["tables, roughly"] = (num_values + (settings.max_rounds + 1) * NUM_METRICS) * BYTES_OF_VALUE
+    return disk
 
 
 def checkpoint_bytes(run: Run) -> int:

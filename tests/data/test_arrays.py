@@ -167,13 +167,3 @@ def test_truncated_files(tmp_path):
 def test_what_is_refused(change, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(**{"inputs": INPUTS, "targets": TARGETS, **change})
-
-
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [(v2.Resize(8), "it fails on"), (lambda x: x + torch.rand(1), "it draws random numbers"), (list, "made a list")],
-)
-def test_a_transform_is_tried_before_training(transform, message):
-    data = ArraysDataModule(np.zeros((20, 3)), np.arange(20) % 2, transform=transform)
-    with pytest.raises(ConfigurationError, match=rf"data\.transform: {message}"):
-        data.setup()

@@ -101,23 +101,6 @@ def test_clients_that_cannot_train_are_named():
     assert [len(inputs) for inputs, _ in data.client_train_dataloader(0)] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"batch_size": 0, "eval_batch_size": 0}, "data.batch_size: got 0.* data.eval_batch_size: got 0"),
-        ({"num_workers": -1, "val_fraction": 1.0}, "data.val_fraction: got 1.0.* data.num_workers: got -1"),
-    ],
-)
-def test_impossible_arguments(arguments, words):
-    with pytest.raises(ConfigurationError, match=words):
-        Toy(**arguments)
-
-
-def test_wrong_questions():
-    with pytest.raises(IndexError, match="client 3 of 3"):
-        Toy().client_dataset(3, "train")
-
-
 def test_augmenting_with_a_collate_fn_is_refused():
     class Augmented(Toy):
         def client_train_dataset(self, client):
@@ -125,12 +108,6 @@ def test_augmenting_with_a_collate_fn_is_refused():
 
     with pytest.raises(ConfigurationError, match=r"data\.collate_fn"):
         Augmented(collate_fn=lambda samples: samples).client_train_dataloader(0)
-
-
-def test_a_collate_fn_makes_the_batches():
-    data = Toy(collate_fn=lambda samples: {"inputs": [float(inputs) for inputs, _ in samples]}, batch_size=4)
-    batches = list(data.client_train_dataloader(1))
-    assert sorted(batches[0]["inputs"]) == [100, 101, 102]
 
 
 class Rows(Toy):

@@ -199,12 +199,6 @@ def test_what_the_modules_own_loader_says_is_not_said_twice(given):
         PartitionedDataModule(Ordinary(), IID(2), **given)
 
 
-def test_clients_that_are_not_used_are_told(caplog):
-    with caplog.at_level("INFO"):
-        ready(tensors(40), IID(2), clients=["a", "b", "c", "d"] * 10)
-    assert "IID makes new clients; the data's own 4 clients are not used" in caplog.text
-
-
 def test_reading_labels_leaves_the_random_generators():
     class Noisy(Pairs):
         def __getitem__(self, index):

@@ -143,15 +143,6 @@ def test_impossible_arguments(kind, arguments):
         kind(**arguments)
 
 
-def test_synthetic_of_fed_plus():
-    """alpha = 1000, beta = 10: as standard deviations, and as variances by their square roots."""
-    for alpha, beta in ((1000, 10), (1000**0.5, 10**0.5)):
-        data = ready(SyntheticDataModule(alpha, beta, num_clients=70, dimension=5, seed=0))
-        centers = np.array([data.source.pool.tensors[0][part].mean() for part in data.parts])
-        assert centers.std() == pytest.approx(beta, rel=0.25)
-    assert (data.num_clients, data.client_names) == (70, None)
-
-
 # the public code's draws, against a script written from their description
 
 NUM_CLIENTS, DIMENSION, NUM_CLASSES = 30, 60, 10

@@ -11,7 +11,6 @@ from fedbc_lightning.datamodules import TableDataModule
 from helpers.data_formats import ready as set_up
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition import PowerLaw
 
 FRAME = pd.DataFrame(
     {
@@ -50,13 +49,6 @@ def test_clients_classes_and_features(tmp_path, name):
     )
     assert inputs.numpy() == pytest.approx(expected.astype(float))
     assert targets.tolist() == [0, 1] * 12
-
-
-def test_without_a_client_column(tmp_path):
-    path = save(FRAME, tmp_path / "t.csv")
-    data = ready(path, features=["age", "pressure"])
-    assert (data.num_clients, data.client_names, data.feature_names) == (10, None, ["age", "pressure"])
-    assert ready(path, features=["age"], partitioner=PowerLaw(3, 1, 1.1)).num_clients == 3
 
 
 @pytest.mark.parametrize(
@@ -254,12 +246,6 @@ def test_values_are_refused_by_name(tmp_path, change, message):
         ready(path, "ill", "hospital", categorical=["blood"])
 
 
-def test_too_many_values(tmp_path):
-    frame = pd.DataFrame({"name": [f"n{k}" for k in range(1001)], "y": np.arange(1001) % 2})
-    with pytest.raises(ConfigurationError, match=r"'name' of '.*t\.csv' has 1,001 values"):
-        ready(save(frame, tmp_path / "t.csv"), "y", categorical=["name"])
-
-
 def test_a_saved_index_is_no_feature(tmp_path):
     FRAME.to_csv(tmp_path / "t.csv")
     FRAME.set_index("hospital").to_parquet(tmp_path / "t.parquet")
@@ -313,9 +299,3 @@ def test_rows_with_gaps_are_left_out_and_counted(tmp_path, caplog, name):
     assert "4 of 24 rows miss a value and are left out (data.missing: drop_rows)." in caplog.text
     assert data.source.pool.tensors[0][:, 0].tolist() == [20 + row for row in range(24) if row not in (2, 5, 7, 8)]
     assert data.classes == ["0", "1"]  # whole numbers, although a gap makes a column one of floats
-
-
-def test_gaps_everywhere_are_refused_with_the_emptiest_column(tmp_path):
-    path = save(FRAME.assign(age=np.nan), tmp_path / "t.csv")
-    with pytest.raises(ConfigurationError, match=r"no value in column 'age', row 1, and 24 of 24 rows miss one"):
-        ready(path, "ill", categorical=["hospital", "blood"], missing="drop_rows")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedbc_lightning.datamodules import ImageFolderDataModule, MNISTDataModule
+from fedbc_lightning.datamodules import MNISTDataModule
 from fedbc_lightning.datamodules.transforms import (
     Compose,
     EachImage,
@@ -81,14 +81,6 @@ def test_normalize_and_scale():
 # torchvision's random transforms
 
 
-def test_each_image_has_its_own_draw():
-    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
-    moved = EachImage(v2.RandomCrop(8, padding=3))(image.expand(40, -1, -1, -1), seeded())
-    assert len(torch.unique(moved.flatten(1), dim=0)) > 20
-    alike = v2.RandomCrop(8, padding=3)(image.expand(40, -1, -1, -1))  # what it guards against
-    assert len(torch.unique(alike.flatten(1), dim=0)) == 1
-
-
 class Noisy(torch.nn.Module):
     """Draws from all three global generators."""
 
@@ -113,27 +105,10 @@ def test_draws_are_those_of_the_generator_and_leave_the_global_ones_alone(transf
     assert torch.equal(images, random_images())
 
 
-USED = (
-    Compose([RandomCrop(2), RandomHorizontalFlip()]),
-    v2.Compose([v2.RandomCrop(16, padding=2), v2.RandomHorizontalFlip(), v2.ColorJitter(0.3)]),
-)
-
-
 def batches(data, client=1, round=2, seed=5, epoch=0):
     loader = data.client_train_dataloader(client, round, seed=seed)
     loader.set_epoch(epoch)
     return torch.cat([inputs[targets.argsort(stable=True)] for inputs, targets in loader])
-
-
-@pytest.mark.parametrize("augment", USED)
-def test_augmentation_leaves_the_global_generator_alone(tmp_path, augment):
-    root = write_image_folder(tmp_path / "images")
-    options = {"partitioner": IID(2), "batch_size": 4, "seed": 0}
-    moved, still = (ready(ImageFolderDataModule(str(root), augment=used, **options)) for used in (augment, False))
-    state = torch.get_rng_state()
-    assert torch.equal(batches(moved), batches(moved))
-    assert torch.equal(state, torch.get_rng_state())
-    assert not torch.equal(batches(moved), batches(still))
 
 
 def test_each_seed_round_client_epoch_and_step_has_its_own_augmentation(tmp_path):

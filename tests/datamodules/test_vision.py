@@ -249,14 +249,6 @@ def test_a_damaged_idx_file_is_told(tmp_path, name, damage):
     assert message.startswith(f"data.root='{tmp_path}': EMNIST cannot be downloaded or read")
 
 
-@pytest.mark.parametrize(("kind", "write"), [(CIFAR10DataModule, write_cifar10), (CIFAR100DataModule, write_cifar100)])
-def test_a_damaged_pickle_is_told(tmp_path, monkeypatch, kind, write):
-    write(tmp_path, monkeypatch)
-    path = next(tmp_path.rglob("test*"))
-    path.write_bytes(path.read_bytes()[:-100])
-    assert "not found or corrupted" in message_of(kind(str(tmp_path), download=False))
-
-
 # real MNIST
 
 

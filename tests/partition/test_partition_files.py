@@ -74,18 +74,6 @@ def test_parts_that_are_no_indices_are_refused(part):
     assert "client 1 was given" in refusal(lambda: Partition.from_parts([np.array([2]), part]))
 
 
-def test_save_and_load_round_trip(tmp_path):
-    partition = Dirichlet(8, 0.5, 3)(LABELS, 4)
-    partition.save(tmp_path / "p.npz", num_samples=500, seed=4, label_histogram=histogram_of(partition))
-    saved = Partition.load(tmp_path / "p.npz")
-    assert saved.partition.hash() == partition.hash()
-    assert (saved.num_samples, saved.seed) == (500, 4)
-    assert np.array_equal(saved.label_histogram, histogram_of(partition))
-    IID(3)(LABELS, 0).save(tmp_path / "p.npz", num_samples=500)
-    saved = Partition.load(tmp_path / "p.npz")
-    assert (len(saved.partition), saved.seed, saved.label_histogram) == (3, None, None)
-
-
 def save_npy(path, *values):
     with path.open("wb") as file:
         np.save(file, np.array(values))

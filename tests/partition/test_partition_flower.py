@@ -35,19 +35,6 @@ def test_every_partitioner_by_class_or_number(partitioner):
     assert parts.hash() != flower(LABELS, seed=2).hash()
 
 
-def classes(parts):
-    return [sorted(set(LABELS[part].tolist())) for part in parts]
-
-
-def test_what_they_promise_holds_for_our_samples():
-    assert Flower(flwr.SizePartitioner([500, 700, 800]))(LABELS, 0).sizes.tolist() == [500, 700, 800]
-    assert classes(Flower(flwr.NaturalIdPartitioner("label"))(LABELS, 0)) == [[label] for label in range(10)]
-    two = Flower(flwr.PathologicalPartitioner(20, "label", 2, class_assignment_mode="deterministic"))(LABELS, 0)
-    assert classes(two) == [sorted([i % 10, (i + 1) % 10]) for i in range(20)]
-    for part in Flower(flwr.IidPartitioner(4))(np.sort(LABELS), 0):  # IID although the data are sorted
-        assert np.bincount(np.sort(LABELS)[part], minlength=10) / 500 == pytest.approx(0.1, abs=0.05)
-
-
 def test_a_seed_of_its_own_fixes_the_shares_and_none_leaves_them_to_ours():
     def sizes(own, ours):
         return Flower(flwr.DirichletPartitioner(7, "label", 0.5, seed=own))(LABELS, ours).sizes.tolist()

@@ -16,7 +16,7 @@ from fedbc_lightning.data.partition_report import (
     fit_power_law,
     save_partition_report,
 )
-from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition, PowerLaw
+from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition
 
 
 def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, partitioner=None, **kwargs):
@@ -51,12 +51,6 @@ def test_label_distances_by_hand():
     assert even["label_entropy"] == pytest.approx(np.log(2))
     mixed = describe_labels(np.array([[1, 3], [0, 4], [0, 0]]))
     assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
-
-
-@pytest.mark.parametrize("exponent", [1.0, 1.3])
-def test_the_exponent_of_a_power_law_is_found(exponent):
-    data = partitioned(20, 60_000, partitioner=PowerLaw(20, 1, exponent))
-    assert describe_partition(data)["power_law_exponent"] == pytest.approx(exponent, abs=0.02)
 
 
 def test_power_law_by_hand():

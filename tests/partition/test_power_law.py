@@ -1,4 +1,4 @@
-"""The draws of the FedBC authors' public code, and the partitions of the paper's Table 4 that they give."""
+"""The FedBC paper's partition: the sizes of its Table 5, how clients are filled, and the draws of its public code."""
 
 import math
 import random
@@ -7,9 +7,67 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedbc_lightning.data.splits import split_partition
 from fedbc_lightning.papers.partition_tables import CLASS_SIZES, EXPONENTS, TABLE_4, classes_held
-from fedbc_lightning.partition import PowerLaw
+from fedbc_lightning.partition import PowerLaw, power_law_sizes
+
+CIFAR10 = np.arange(60_000) % 10
+MNIST = np.repeat(np.arange(10), [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958])
+TABLE_5 = [  # labels, exponent, smallest, largest client of 20
+    (CIFAR10, 1.1, 1047, 6433),
+    (CIFAR10, 1.2, 320, 10398),
+    (CIFAR10, 1.3, 94, 14032),
+    (CIFAR10, 1.4, 28, 17814),
+    (CIFAR10, 1.5, 9, 20067),
+    (MNIST, 1.1, 1222, 7486),
+    (MNIST, 1.2, 374, 12057),
+    (MNIST, 1.3, 110, 16444),
+    (MNIST, 1.4, 32, 21197),
+    (MNIST, 1.5, 10, 23410),
+]
+
+
+def classes_per_client(labels, parts):
+    return [len(np.unique(labels[part])) for part in parts]
+
+
+# Power law
+
+
+@pytest.mark.parametrize(("labels", "exponent", "smallest", "largest"), TABLE_5)
+def test_one_class_per_client_has_the_sizes_of_table_5_and_fills_n_plus_nine_parts(labels, exponent, smallest, largest):
+    sizes = power_law_sizes(len(labels), 20, exponent)
+    assert (sizes.min(), sizes.max(), sizes.sum()) == (smallest, largest, len(labels))
+    assert (np.diff(sizes) >= 0).all()
+    for seed in range(3):
+        parts = PowerLaw(20, 1, exponent)(labels, seed)
+        assert parts.sizes.tolist() == sizes.tolist()
+        assert sum(classes_per_client(labels, parts)) == 20 + 9
+
+
+def test_power_law_fills_as_a_plain_loop_over_the_words_of_the_paper():
+    """Client by client, class by class, with the same class orders; which of a class's samples is left to chance."""
+    labels, num_clients, per_client, exponent = np.arange(3000) % 6, 9, 3, 1.25
+    rng = np.random.default_rng(4)
+    order = rng.permutation(len(labels))
+    stacks = {label: [i for i in order if labels[i] == label] for label in range(6)}
+    sizes = power_law_sizes(len(labels), num_clients, exponent)
+    clients = [[] for _ in sizes]
+    for client, class_order in enumerate([rng.permutation(6) for _ in sizes]):
+        for label in class_order:
+            room = min(-(-sizes[client] // per_client), sizes[client] - len(clients[client]))
+            clients[client] += stacks[label][:room]
+            del stacks[label][:room]
+    for label in range(6):
+        for client in reversed(range(num_clients)):
+            share = int(np.ceil(len(stacks[label]) / exponent))
+            clients[client] += stacks[label][:share]
+            del stacks[label][:share]
+    assert not any(stacks.values())
+    parts = PowerLaw(num_clients, per_client, exponent)(labels, 4)
+    assert [labels[part].tolist() for part in parts] == [labels[client].tolist() for client in clients]
+
+
+# the public code's draws
 
 
 def by_the_description(labels, num_clients, per_client, exponent, seed):
@@ -66,15 +124,6 @@ def test_every_digit_of_mnist_has_two_holders_at_least_if_sizes_grow_slowly(expo
     holders = Counter(label for part in parts for label in np.unique(labels[part]).tolist())
     assert min(holders.values()) == fewest
     assert [label for label, number in holders.items() if number == 1] == [2] * (2 - fewest)
-
-
-def test_the_ordered_split_cuts_each_client_at_80_percent_of_what_it_was_filled_with():
-    labels = np.arange(6000) % 10
-    parts = PowerLaw(20, 2, 1.2, style="public", seed=1)(labels, seed=0)
-    train, test = split_partition(parts, labels, 0.2, "ordered", np.random.default_rng(0))
-    for part, kept, cut in zip(parts, train, test, strict=True):
-        assert part.tolist() == kept.tolist() + cut.tolist()
-        assert len(kept) == int(0.8 * len(part))
 
 
 def test_a_seed_of_its_own_fixes_the_draws_of_either_style():
