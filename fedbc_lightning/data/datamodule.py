@@ -282,18 +282,9 @@ class FederatedDataModule(LightningDataModule):
                 return self._eval_loader(dataset, device)
             return self._train_loader(dataset, round, client, seed, device)
 
-        datasets = self._client_datasets(clients, split)
-        if any(dataset is None or not num_items(dataset) for dataset in datasets):
-            return None
-        return LoadersOnDemand(datasets, clients, make)
-
-    def _client_datasets(self, clients: Sequence[int], split: str) -> list[Any]:
-        """Return what :meth:`client_dataset` returns for each client."""
-        nothing: dict[str, Dataset | None] = {}
-        kept = [self._datasets.get(client, nothing).get(split) for client in clients]
-        if self._has_own("client_dataset") or any(dataset is None for dataset in kept):
-            return [self.client_dataset(client, split) for client in clients]
-        return kept
+        found = [self.client_dataset(client, split) for client in clients]
+        datasets = [dataset for dataset in found if dataset is not None and num_items(dataset)]
+        return LoadersOnDemand(datasets, clients, make) if len(datasets) == len(found) else None
 
     def _has_own(self, *names: str) -> bool:
         """Return whether one of these methods is not that of this class."""

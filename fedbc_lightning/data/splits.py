@@ -223,7 +223,5 @@ def _listed(asked: Sequence[str | int], num_clients: int, names: Sequence[str] |
         if isinstance(number, bool) or not isinstance(number, int) or number not in range(num_clients):
             hint = did_you_mean(str(one), names or (), f"give names, or numbers from 0 to {num_clients - 1}.")
             raise ConfigurationError(f"{WHERE}: there is no client {one!r}; {hint}")
-        if number in found:
-            raise ConfigurationError(f"{WHERE}: client {one!r} is listed twice; list each client once.")
         found.append(number)
-    return found
+    return sorted(set(found))

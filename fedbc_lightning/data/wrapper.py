@@ -235,7 +235,7 @@ def read_labels(dataset: Dataset) -> np.ndarray | None:
             except (TypeError, KeyError, IndexError):
                 return None
             label = label.tolist() if isinstance(label, (Tensor, np.ndarray)) else label
-            if not isinstance(label, (int, np.integer)):  # data without classes are not read as a whole to find it out
+            if not isinstance(label, (int, np.integer, np.bool_)):  # data without classes are not read to their end
                 return None
             labels.append(label)
     return as_classes(labels, len(labels))

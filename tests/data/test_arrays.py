@@ -123,6 +123,7 @@ def test_files(tmp_path):
         ("x.npz", lambda p: np.savez(p, a=INPUTS, b=INPUTS), "cannot be read .too many values"),
         ("x.pt", lambda p: torch.save({"a": torch.zeros(3)}, p), "cannot be read .it holds a dict"),
         ("x.pt", lambda p: torch.save(np.random.default_rng, p), "cannot be read"),
+        ("x.npz", lambda p: p.write_bytes(b"PK no archive"), "cannot be read"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, write, message):
@@ -130,18 +131,6 @@ def test_bad_files_are_named(tmp_path, name, write, message):
     with pytest.raises(ConfigurationError, match=rf"data\.inputs='.*{name}': {message}") as error:
         ready(str(tmp_path / name), TARGETS)
     assert "\n" not in str(error.value)
-
-
-def test_truncated_files(tmp_path):
-    np.save(tmp_path / "x.npy", INPUTS)
-    np.savez(tmp_path / "x.npz", INPUTS)
-    torch.save(torch.from_numpy(INPUTS), tmp_path / "x.pt")
-    for name in ("x.npy", "x.npz", "x.pt"):
-        content = (tmp_path / name).read_bytes()
-        for share in (0, 0.05, 0.95):
-            (tmp_path / name).write_bytes(content[: int(share * len(content))])
-            with pytest.raises(ConfigurationError, match=rf"data\.inputs='.*{name}': cannot be read"):
-                ready(str(tmp_path / name), TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +141,9 @@ def test_truncated_files(tmp_path):
         ({"clients": np.linspace(0, 1, 30)}, "found float64; give integers or strings"),
         ({"inputs": np.where(INPUTS == 50, np.nan, INPUTS)}, r"data\.inputs: sample 12 holds"),
         ({"inputs": ["a"] * 30}, r"data\.inputs: found <U1 of shape \(30,\)"),
-        ({"inputs": 3.0}, r"data\.inputs: found float64 of shape \(\)"),
         ({"targets": [["a"]] * 30}, r"data\.targets: found <U1 of shape \(30, 1\); give .* or names of classes \(M,\)"),
         ({"targets": TARGETS - 1}, r"data\.targets: found class -1; number the classes"),
         ({"test_inputs": INPUTS}, "give both or neither"),
-        ({"test_clients": TARGETS}, r"data\.test_clients: they need"),
         (
             {"test_inputs": INPUTS[:, :3], "test_targets": TARGETS},
             r"data\.test_inputs: float32 of .*\(3,\), but data.inputs",

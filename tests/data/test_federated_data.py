@@ -200,27 +200,9 @@ def test_data_of_few_clients_are_kept(monkeypatch):
     assert torch.equal(again[0].indices, first.indices)
 
 
-def test_a_split_without_data_is_asked_for_once(monkeypatch):
-    data, asked = Toy(), []
-    monkeypatch.setattr(data, "client_dataset", lambda client, split: asked.append(client))
-    assert data.pooled_dataset("val") is None
-    assert data.pooled_dataset("val") is None
-    assert asked == list(range(data.num_clients))
-
-
 # loaders of many clients
 
 CLIENTS = [2, 0, 1]
-
-
-class Counting(Toy):
-    """Counts the loaders that are made."""
-
-    num_made = 0
-
-    def _reachable(self, device):
-        self.num_made += 1
-        return super()._reachable(device)
 
 
 class Own(Toy):
@@ -255,16 +237,6 @@ def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options
     assert together.gathers is alone.gathers is not options.get("hide", False)
     kept = together.sizes - 1
     assert torch.equal(together.orders(2, kept), alone.orders(2, kept))
-
-
-def test_no_loader_is_made_but_the_first_one_until_it_is_asked_for():
-    data = Counting()
-    loaders = loaders_of(data)
-    loaders.orders(3, loaders.sizes)
-    assert (loaders.num_batches.sum(), loaders.gathers) == (3, True)
-    assert data.num_made == 1
-    assert loaders[2].num_samples == SIZES[1]
-    assert data.num_made == 2
 
 
 @pytest.mark.parametrize("on_instance", [False, True])

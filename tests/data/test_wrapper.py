@@ -191,14 +191,6 @@ def test_samples_without_a_client_are_refused(clients):
         ready(tensors(4), clients=np.array(clients, dtype=object))
 
 
-@pytest.mark.parametrize("given", [{"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
-def test_what_the_modules_own_loader_says_is_not_said_twice(given):
-    with pytest.raises(
-        ConfigurationError, match=rf"data\.{next(iter(given))}: it is taken from the train_dataloader of Ordinary"
-    ):
-        PartitionedDataModule(Ordinary(), IID(2), **given)
-
-
 def test_reading_labels_leaves_the_random_generators():
     class Noisy(Pairs):
         def __getitem__(self, index):
@@ -290,10 +282,11 @@ def test_loaders_that_cannot_be_federated(make, words):
         ((SIXTEEN, IID(2), "half"), "'half'"),
         ((SIXTEEN, IID(2), "split", True), "pool"),
         ((Ordinary(), IID(2), "shared", True), "pool"),
+        ((Ordinary(), IID(2), "shared", False, 2), r"data\.num_workers: it is taken from the train_dataloader of Ord"),
     ],
 )
 def test_impossible_arguments(arguments, words):
-    names = ("data", "partitioner", "test", "pool")
+    names = ("data", "partitioner", "test", "pool", "num_workers")
     with pytest.raises(ConfigurationError, match=words):
         PartitionedDataModule(**dict(zip(names, arguments, strict=False)))
 

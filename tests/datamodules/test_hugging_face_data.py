@@ -8,7 +8,6 @@ from fedbc_lightning.datamodules import HuggingFaceDataModule
 from helpers.boring import make_trainer
 from helpers.data_formats import ready as set_up
 from lightning.pytorch import LightningModule, seed_everything
-from torch.nn import functional
 
 from fedbc_lightning import ConfigurationError, FedBC
 from fedbc_lightning.partition import Dirichlet
@@ -130,30 +129,6 @@ def test_a_language_model_learns_from_a_saved_folder(saved, tokenizer, tmp_path)
     data = HuggingFaceDataModule(saved, "line", tokenizer, client="role", test_split="held", batch_size=4)
     trainer.fit(Speaker(), data, FedBC(dual_lr=0.1))
     assert float(trainer.callback_metrics["loss/global"]) < math.log(12) - 0.5  # a model that knows nothing has log 12
-
-
-class TwoColumns(LightningModule):
-    """A linear model on a dict batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(1, 3)
-
-    def training_step(self, batch, batch_idx):
-        return functional.cross_entropy(self.net(batch["size"][:, None].float() / 10), batch["labels"])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def test_dict_batches_of_columns_train(csv, tmp_path):
-    seed_everything(0)
-    trainer = make_trainer(tmp_path / "run", eval_every_n_rounds=0)
-    model = TwoColumns()
-    before = model.net.weight.clone()
-    data = HuggingFaceDataModule(csv, columns=["size"], label="kind", client="role", batch_size=4)
-    trainer.fit(model, data, FedBC(dual_lr=0.1))
-    assert not torch.equal(before, model.net.weight)
 
 
 MISTAKES = {
