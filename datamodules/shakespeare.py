@@ -83,12 +83,12 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
             spoken = speeches.setdefault(role[:-1], [])
             spoken.append(speech)
         elif spoken is None:
-            raise ConfigurationError(f"data.path='{path}': it does not begin with a line 'ROLE:'; {PLAY_LAYOUT}")
+            break
         else:
             spoken[-1] = f"{spoken[-1]}\n\n{paragraph}" if spoken[-1] else paragraph
     found = {role: [speech for speech in spoken if speech] for role, spoken in speeches.items()}
     if not any(found.values()):
-        raise ConfigurationError(f"data.path='{path}': it holds no speech; {PLAY_LAYOUT}")
+        raise ConfigurationError(f"data.path='{path}': it does not begin with a speech; {PLAY_LAYOUT}")
     return {role: spoken for role, spoken in found.items() if spoken}
 
 

@@ -19,17 +19,7 @@ from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partition, Partitioner, PowerLaw
 
-from .transforms import (
-    BatchAugmentation,
-    Compose,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    Scale,
-    WholeBatch,
-    as_augment,
-    check_transforms,
-)
+from . import transforms
 
 OwnTest = Literal["split", "shared"]
 
@@ -61,7 +51,7 @@ class VisionDataModule(IndexedDataModule):
     """
 
     dataset_name: ClassVar[str]
-    usual_augmentation: ClassVar[BatchAugmentation]
+    usual_augmentation: ClassVar[transforms.BatchAugmentation]
     augments: ClassVar[bool] = False
     layout: str
     mean: ClassVar[tuple[float, ...]]
@@ -86,8 +76,10 @@ class VisionDataModule(IndexedDataModule):
         self.root = Path(root).expanduser()
         self.download = download
         self.options: dict[str, Any] = {}
-        self.augment = as_augment(self.augments if augment is None else augment, self.usual_augmentation)
-        self.transform = Normalize(self.mean, self.std) if transform is None else WholeBatch(transform)
+        self.augment = transforms.as_augment(self.augments if augment is None else augment, self.usual_augmentation)
+        self.transform = (
+            transforms.Normalize(self.mean, self.std) if transform is None else transforms.WholeBatch(transform)
+        )
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 ``(M, C, H, W)``, and the classes, int64 ``(M,)``, of a part that torchvision read.
@@ -115,7 +107,7 @@ class VisionDataModule(IndexedDataModule):
             if self.test == "shared"
             else f"{found}, pooled and dealt out to the clients{self.other_way}."
         )
-        check_transforms(images[:2], self.transform, self.augment)
+        transforms.check_transforms(images[:2], self.transform, self.augment)
         data = LoadedData(ArrayDataset((images, targets), None, self.transform, self.augment), targets.numpy())
         return data.with_test((np.arange(len(targets)) >= num_train) & (self.test == "shared"), is_shared=True)
 
@@ -160,7 +152,7 @@ class MNISTDataModule(VisionDataModule):
     """
 
     dataset_name = "MNIST"
-    usual_augmentation = RandomCrop(padding=2)
+    usual_augmentation = transforms.RandomCrop(padding=2)
     layout = "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
     mean = (0.1307,)
     std = (0.3081,)
@@ -193,7 +185,7 @@ class CIFAR10DataModule(VisionDataModule):
 
     dataset_name = "CIFAR10"
     augments = True
-    usual_augmentation: ClassVar[BatchAugmentation] = RandomCrop(padding=4)
+    usual_augmentation: ClassVar[transforms.BatchAugmentation] = transforms.RandomCrop(padding=4)
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch}"
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
@@ -227,7 +219,7 @@ class CIFAR100DataModule(CIFAR10DataModule):
     """
 
     dataset_name = "CIFAR100"
-    usual_augmentation = Compose([RandomCrop(padding=4), RandomHorizontalFlip()])
+    usual_augmentation = transforms.Compose([transforms.RandomCrop(padding=4), transforms.RandomHorizontalFlip()])
     layout = "cifar-100-python/{train,test}"
     mean = (0.5071, 0.4865, 0.4409)
     std = (0.2673, 0.2564, 0.2762)
@@ -271,7 +263,7 @@ class EMNISTDataModule(VisionDataModule):
     """
 
     dataset_name = "EMNIST"
-    usual_augmentation = RandomCrop(padding=2)
+    usual_augmentation = transforms.RandomCrop(padding=2)
     mean = (0.1736,)  # the mean of byclass; those of the other splits differ by 0.002
     std = (0.3317,)
 
@@ -330,7 +322,7 @@ class DigitsDataModule(IndexedDataModule):
         images, digits = read_digits()
         tensors = (torch.from_numpy(images).view(-1, 1, 8, 8), torch.from_numpy(digits))
         # A pixel counts the black dots of a block of 4 x 4, so it is 0..16.
-        return LoadedData(ArrayDataset(tensors, transform=Scale(1 / 16)), digits)
+        return LoadedData(ArrayDataset(tensors, transform=transforms.Scale(1 / 16)), digits)
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:

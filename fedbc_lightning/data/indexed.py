@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import Any, ClassVar
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
@@ -229,11 +228,6 @@ class IndexedDataModule(FederatedDataModule):
     def _deal(self, data: LoadedData) -> Partition:
         partitioner, num_samples = self.partitioner, num_items(data.dataset)
         name = type(partitioner).__name__
-        if data.clients is not None and not partitioner.needs_clients:
-            rank_zero_info(
-                f"data.partitioner: {name} makes new clients; the data's own {len(np.unique(data.clients)):,} "
-                "clients are not used (Natural takes them)."
-            )
         values = data.clients if partitioner.needs_clients else data.labels
         if values is None and (partitioner.needs_clients or partitioner.needs_labels):
             what = "natural client (data.clients)" if partitioner.needs_clients else "class, an integer (data.labels)"

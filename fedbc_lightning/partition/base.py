@@ -202,16 +202,16 @@ class SavedPartition:
 
     Args:
         partition: Assignment of samples to clients.
-        num_samples: Number of samples M of the data.
+        num_samples: Number of samples M of the data; None if it is unknown.
         seed: Seed that the partition was drawn with; None if it is unknown.
         label_histogram: Number of samples of each class at each client, ``(N, num_classes)``; None if the data have no
             classes.
     """
 
     partition: Partition
-    num_samples: int
-    seed: int | None
-    label_histogram: np.ndarray | None
+    num_samples: int | None = None
+    seed: int | None = None
+    label_histogram: np.ndarray | None = None
 
 
 class Partitioner(ABC):

@@ -95,13 +95,8 @@ class Explicit(Partitioner):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.client_names: list[str] | None = None
-        self._saved: SavedPartition | None = None
-        if self.path.suffix == ".json":
-            self._partition = self._read_lists()
-        else:
-            self._saved = Partition.load(self.path)
-            self._partition = self._saved.partition
-        self.num_clients = len(self._partition)
+        self._saved = self._read_lists() if self.path.suffix == ".json" else Partition.load(self.path)
+        self.num_clients = len(self._saved.partition)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Return the partition in the file, after checking that it fits the data.
@@ -113,11 +108,11 @@ class Explicit(Partitioner):
         Raises:
             ConfigurationError: The file was made for other data.
         """
-        saved, partition = self._saved, self._partition
-        if saved is not None and not self._fits(saved, values):
+        partition = self._saved.partition
+        if not self._fits(values):
             raise self._refuse(
-                f"it splits {saved.num_samples} samples of other data than these {len(values)}: their number or the "
-                "clients' classes differ; use the data it was made for, in the same order"
+                f"it splits {self._saved.num_samples} samples of other data than these {len(values)}: their number or "
+                "the clients' classes differ; use the data it was made for, in the same order"
             )
         try:
             partition.check(len(values), complete=False)
@@ -125,19 +120,20 @@ class Explicit(Partitioner):
             raise self._refuse(str(error)) from None
         return partition
 
-    def _fits(self, saved: SavedPartition, values: np.ndarray) -> bool:
-        """Return whether data have the number of samples, and each client the classes, for which a file was saved."""
-        if saved.num_samples != len(values) or saved.label_histogram is None or not values.any():
-            return saved.num_samples == len(values)  # values are all 0 if the data have no classes
+    def _fits(self, values: np.ndarray) -> bool:
+        """Return whether data have the number of samples, and each client the classes, for which the file was saved."""
+        partition, histogram = self._saved.partition, self._saved.label_histogram
+        is_long = self._saved.num_samples in (None, len(values))
+        if not is_long or histogram is None or not values.any():  # values are all 0 if the data have no classes
+            return is_long
         # Data of the same size in another order pass all other checks; only their classes give them away.
-        partition = saved.partition
         found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
-        return found is not None and np.array_equal(found, saved.label_histogram)
+        return found is not None and np.array_equal(found, histogram)
 
     def _refuse(self, what: str) -> ConfigurationError:
         return ConfigurationError(f"data.partitioner.path='{self.path}': {what}")
 
-    def _read_lists(self) -> Partition:
+    def _read_lists(self) -> SavedPartition:
         try:
             content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=_by_name)
         except (OSError, ValueError, RecursionError) as error:
@@ -149,7 +145,7 @@ class Explicit(Partitioner):
         is_lists = isinstance(content, list) and all(isinstance(part, list) and part for part in content)
         if not content or not is_lists or not all(type(index) is int for part in content for index in part):
             raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")
-        return Partition.from_parts([np.array(part) for part in content])
+        return SavedPartition(Partition.from_parts([np.array(part) for part in content]))
 
 
 def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

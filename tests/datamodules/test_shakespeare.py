@@ -65,9 +65,9 @@ def test_speeches(play, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it does not begin with a line 'ROLE:'"),
-        (b"Once upon a time.\n\nALL:\nYes.", "it does not begin with a line 'ROLE:'"),
-        (b"TITUS:\n\n", "it holds no speech"),
+        (b"", "it does not begin with a speech"),
+        (b"Once upon a time.\n\nALL:\nYes.", "it does not begin with a speech"),
+        (b"TITUS:\n\n", "it does not begin with a speech"),
         (b"A:\n\xff\xfe\x00", "cannot be read"),
         (None, "no such file"),
     ],

@@ -110,7 +110,7 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
 
 
 def test_standardize(tmp_path):
-    frame = FRAME.assign(same=0.1)
+    frame = FRAME.assign(same=0.1, age=1_700_000_000 + np.arange(24))  # float32 knows such numbers to 128 only
     test = frame.iloc[:4].drop(columns="hospital")
     options = {"categorical": ["blood"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
     data = ready(save(frame, tmp_path / "t.csv"), "ill", "hospital", **options)
@@ -123,11 +123,6 @@ def test_standardize(tmp_path):
         assert shared[:, column].numpy() == pytest.approx(expected[:4], abs=1e-5)
     assert inputs[:, 3].abs().max() < 1e-6
     assert set(inputs[:, 4:].unique().tolist()) == {0.0, 1.0}
-    del options["test_path"]
-    data = ready(tmp_path / "t.csv", "ill", "hospital", **options)
-    train = torch.cat([x for client in range(3) for x, _ in data.client_eval_dataloader(client, "train")])
-    assert train[:, :2].mean(dim=0).abs().max() < 1e-6
-    assert train[:, :2].std(dim=0, unbiased=False).tolist() == pytest.approx([1, 1], rel=1e-5)
 
 
 def test_held_out_clients_have_no_part_in_the_statistics(tmp_path):
@@ -195,17 +190,6 @@ def test_a_client_is_one_whatever_its_type(tmp_path, kinds):
         paths.append(save(FRAME.assign(hospital=column), tmp_path / name))
     data = ready(paths[0], "ill", "hospital", features=["age"], test_path=paths[1])
     assert (data.client_names, data.num_samples("test").tolist()) == (["1", "2", "10"], [8, 8, 8])
-
-
-def test_standardize_keeps_the_digits_of_large_numbers(tmp_path):
-    seconds = 1_700_000_000 + np.arange(24)  # float32 knows such numbers to 128 seconds only
-    test = FRAME.assign(age=seconds + 5).drop(columns="hospital")
-    options = {"features": ["age"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
-    data = ready(save(FRAME.assign(age=seconds), tmp_path / "t.csv"), "ill", "hospital", **options)
-    expected = (np.arange(24) - 11.5) / np.arange(24).std()
-    found = data.source.pool.tensors[0][:, 0].numpy()  # the rows of the test file follow those of the other
-    assert found[:24] == pytest.approx(expected, abs=1e-5)
-    assert found[24:] == pytest.approx(expected + 5 / np.arange(24).std(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
