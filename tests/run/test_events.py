@@ -27,18 +27,15 @@ def rounds_of(events: EventAccumulator, tag: str = HISTOGRAM) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"histogram_every_n_rounds": 3}, [0, 3, 6, 7]),
         ({"histogram_every_n_rounds": 3, "eval_every_n_rounds": 2}, [0, 4, 6, 7]),  # the first evaluated one from 3 on
-        ({"histogram_every_n_rounds": 1}, [*range(8)]),
         ({}, [0, 7]),
     ],
 )
 def test_rounds_with_histograms(tmp_path, options, expected):
     _, events = fit(tmp_path, 7, **options)
     assert rounds_of(events) == expected == rounds_of(events, "values_by_client/accuracy/global")
-    assert sorted({tag.partition("/")[0] for tag in events.Tags()["scalars"]} | {"values_by_client"})[-1] == (
-        "values_by_client"  # TensorBoard sorts groups by name: they stand behind the curves
-    )
+    groups = {tag.partition("/")[0] for tag in events.Tags()["scalars"]}
+    assert max(groups) < "values_by_client"  # TensorBoard sorts groups by name: they stand behind the curves
 
 
 def test_none(tmp_path):

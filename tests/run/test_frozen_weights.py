@@ -10,6 +10,8 @@ from fedbc_lightning import ConfigurationError, FedBC
 from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.state import checkpoint
 
+FROZEN = ("wide.weight", "wide.bias", "narrow.weight", "narrow.bias", "same.weight", "same.bias")
+
 
 class Backbone(BoringModel):
     """Adds to the logits those of a frozen layer, which the module has under two names."""
@@ -36,48 +38,53 @@ def last(trainer):
     return Path(trainer.log_dir, "checkpoints", "last.ckpt")
 
 
-def test_last_ckpt_holds_hashes_and_resumes_exactly(tmp_path):
-    whole, half = fit(tmp_path / "whole")[0], fit(tmp_path / "half", rounds=1)[0]
-    resumed = fit(tmp_path / "half", ckpt_path=last(half))[0]
-    content = checkpoint.load(last(whole))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("whole"), callbacks=[RoundCheckpoint("loss/global", "min")])
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The checkpoint of a run of one round."""
+    return last(fit(tmp_path_factory.mktemp("half"), rounds=1)[0])
+
+
+def test_last_ckpt_holds_hashes_and_resumes_exactly(tmp_path, whole, half):
+    content = checkpoint.load(last(whole[0]))
     assert not [name for name in content["state_dict"] if name in ("wide.weight", "same.weight")]
     assert sorted(content[checkpoint.KEY]["frozen"]) == ["narrow.weight", "wide.weight"]
-    assert_equal_trees(content, checkpoint.load(last(resumed)))
+    resumed = checkpoint.load(last(fit(tmp_path, ckpt_path=half)[0]))
+    for key in ("state_dict", checkpoint.KEY):
+        assert_equal_trees(content[key], resumed[key])
 
 
 @pytest.mark.parametrize("verb", ["fit", "export"])
-def test_other_frozen_weights_are_refused(tmp_path, verb):
-    path = last(fit(tmp_path, rounds=1)[0])
+def test_other_frozen_weights_are_refused(tmp_path, half, verb):
     torch.manual_seed(5)
     other = Backbone(), BoringData(), FedBC(dual_lr=0.1)
     with pytest.raises(
         ConfigurationError,
         match=r"last\.ckpt' was trained beside other frozen weights: 'wide\.weight' and 1 more.*seed",
     ) as told:
-        getattr(make_trainer(tmp_path), verb)(*other, ckpt_path=path)
+        getattr(make_trainer(tmp_path), verb)(*other, ckpt_path=half)
     assert "\n" not in str(told.value)
 
 
-def test_a_checkpoint_with_all_tensors_still_resumes_whatever_the_new_module_has(tmp_path):
-    run = fit(tmp_path / "a", rounds=1)
-    path = last(run[0])
-    content = checkpoint.load(path)
+def test_a_checkpoint_with_all_tensors_still_resumes_whatever_the_new_module_has(tmp_path, whole, half):
+    content = checkpoint.load(half)
     del content[checkpoint.KEY]["frozen"]
-    content["state_dict"] = {name: value.clone() for name, value in run[1].state_dict().items()}
-    torch.save(content, path)
-    resumed = fit(tmp_path / "a", seed=5, ckpt_path=path, rounds=3)
-    whole = fit(tmp_path / "whole")
+    content["state_dict"] |= {name: whole[1].state_dict()[name].clone() for name in FROZEN}
+    torch.save(content, tmp_path / "last.ckpt")
+    resumed = fit(tmp_path, seed=5, ckpt_path=tmp_path / "last.ckpt")
     assert_equal_trees(resumed[1].state_dict(), whole[1].state_dict())
 
 
-def test_exported_and_best_models_are_whole(tmp_path):
-    run = fit(tmp_path, callbacks=[RoundCheckpoint("loss/global", "min")])
-    exported = run[0].export(*run[1:], client=2)
-    for path in (exported, Path(run[0].log_dir, "checkpoints", "best.ckpt")):
-        loaded = Backbone.load_from_checkpoint(path)
-        assert torch.equal(loaded.same.weight, run[1].wide.weight)
+def test_exported_and_best_models_are_whole(tmp_path, whole):
+    exported = whole[0].export(*whole[1:], client=2)
+    for path in (exported, Path(whole[0].log_dir, "checkpoints", "best.ckpt")):
+        assert torch.equal(Backbone.load_from_checkpoint(path).same.weight, whole[1].wide.weight)
     torch.manual_seed(4)
-    again = run[0].export(Backbone(), *run[2:], ckpt_path=last(run[0]), client=2, out=tmp_path / "again.ckpt")
+    again = whole[0].export(Backbone(), *whole[2:], ckpt_path=last(whole[0]), client=2, out=tmp_path / "again.ckpt")
     assert_equal_trees(*(torch.load(path, weights_only=True)["state_dict"] for path in (exported, again)))
 
 

@@ -71,21 +71,21 @@ def train(folder, model):
     return trainer, model, data, algorithm
 
 
-@pytest.mark.parametrize("client", [None, 2])
-def test_peft_alone_loads_an_adapter(tmp_path, client):
+def test_peft_alone_loads_an_adapter(tmp_path):
     run = train(tmp_path, Adapted())
-    folder = run[0].export(*run[1:], client=client, out=tmp_path / "adapter")
-    assert {path.name for path in folder.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json"}
-    whole = torch.load(run[0].export(*run[1:], client=client, out=tmp_path / "m.ckpt"), weights_only=True)
     import peft
 
-    alone = peft.PeftModel.from_pretrained(base(), folder)
-    tokens = torch.arange(8)[None]
-    run[1].load_state_dict(whole["state_dict"])
-    assert torch.equal(alone.eval()(tokens).logits, run[1].network.eval()(tokens).logits)
-    assert not torch.equal(alone(tokens).logits, base().eval()(tokens).logits)
-    with pytest.raises(ConfigurationError, match=r"out: .*adapter' is a folder"):
-        run[0].export(*run[1:], client=client, out=folder)
+    for client in (None, 2):
+        folder = run[0].export(*run[1:], client=client, out=tmp_path / f"adapter_{client}")
+        assert {path.name for path in folder.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json"}
+        whole = torch.load(run[0].export(*run[1:], client=client, out=tmp_path / f"{client}.ckpt"), weights_only=True)
+        alone = peft.PeftModel.from_pretrained(base(), folder)
+        tokens = torch.arange(8)[None]
+        run[1].load_state_dict(whole["state_dict"])
+        assert torch.equal(alone.eval()(tokens).logits, run[1].network.eval()(tokens).logits)
+        assert not torch.equal(alone(tokens).logits, base().eval()(tokens).logits)
+    with pytest.raises(ConfigurationError, match=r"out: .*adapter_2' is a folder"):
+        run[0].export(*run[1:], client=2, out=folder)
 
 
 @pytest.mark.parametrize("how", ["gradient checkpointing", "bfloat16 base"])
@@ -107,10 +107,14 @@ def test_large_models_means_train(tmp_path, how):
         torch.testing.assert_close(dict(model.state_dict()), dict(plain))
 
 
-def test_any_model_as_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors", reason="the extra llm is not installed")
+def test_any_model_as_safetensors(tmp_path, monkeypatch):
     run = make_trainer(tmp_path), make_model(lr=0.05), BoringData(), FedBC(dual_lr=0.1)
     run[0].fit(*run[1:])
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "safetensors.torch", None)
+        with pytest.raises(ConfigurationError, match=r"needs safetensors: pip install 'fedbc-lightning\[llm\]'"):
+            run[0].export(*run[1:], out=tmp_path / "m.safetensors")
+    safetensors = pytest.importorskip("safetensors", reason="the extra llm is not installed")
     path = run[0].export(*run[1:], client=2, out=tmp_path / "m.safetensors")
     whole = torch.load(run[0].export(*run[1:], client=2, out=tmp_path / "m.ckpt"), weights_only=True)
     with safetensors.safe_open(path, "pt") as file:
@@ -118,11 +122,3 @@ def test_any_model_as_safetensors(tmp_path):
         assert json.loads(file.metadata()[SOURCE]) == whole[SOURCE]
     torch.testing.assert_close(found, dict(whole["state_dict"]), rtol=0, atol=0)
     BoringModel().load_state_dict(found)
-
-
-def test_without_safetensors_the_line_says_what_to_install(tmp_path, monkeypatch):
-    run = make_trainer(tmp_path, max_rounds=1), make_model(), BoringData(), FedBC(dual_lr=0.1)
-    run[0].fit(*run[1:])
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ConfigurationError, match=r"needs safetensors: pip install 'fedbc-lightning\[llm\]'"):
-        run[0].export(*run[1:], out=tmp_path / "m.safetensors")

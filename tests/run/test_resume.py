@@ -1,7 +1,7 @@
 """Stop and resume, bit for bit: DESIGN sections 8 and 11.4. The processes and the SIGKILLs are real."""
 
-import csv
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -25,9 +25,9 @@ from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import ComposedAlgorithm
 from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, WeightedAverage
 
-NUM_KILLS = 3
+NUM_KILLS = 2
 COMMAND = [
-    "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "40",
+    "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "20",
     "--trainer.name", "run", "--algorithm", "FedBC", "--algorithm.dual_lr", "0.01", "--algorithm.dual_momentum", "0.5",
     "--trainer.default_root_dir",
 ]  # fmt: skip
@@ -62,36 +62,18 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
             program.kill()
             kills += program.finish().returncode == -signal.SIGKILL
     run_python(resume, tmp_path).check_returncode()
-    assert kills >= 2
+    assert kills == NUM_KILLS
     assert [p.name for p in (broken / "run").iterdir()] == ["FedBC-0"]
     same_run(whole / "run" / "FedBC-0", broken / "run" / "FedBC-0")
     for tag in ("train/loss", "accuracy/global"):
         expected = scalars(whole / "run" / "FedBC-0", tag)
         assert scalars(broken / "run" / "FedBC-0", tag) == expected
-    assert len(expected) == 41
+    assert len(expected) == 21
 
 
 def _rounds(root: Path) -> int:
     path = root / "run" / "FedBC-0" / "metrics.csv"
     return path.read_text().count("\n") if path.is_file() else 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_signal_leaves_the_last_finished_round(tmp_path, number):
-    """DESIGN section 8: a checkpoint on Ctrl-C and SIGTERM, even if none was due."""
-    command = [*COMMAND, tmp_path, "--trainer.max_rounds", "5000"]
-    command += ["--trainer.checkpoint_every_n_rounds", "5000", "--trainer.eval_every_n_rounds", "0"]
-    with forked(command, tmp_path) as program:
-        wait_until(lambda: _rounds(tmp_path) >= 4, program)
-        program.send_signal(number)
-        done = program.finish()
-    assert done.returncode == (130 if number == signal.SIGINT else 143), done.stderr
-    assert "Traceback" not in done.stderr
-    run = tmp_path / "run" / "FedBC-0"
-    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert saved["fedbc_lightning"]["round"] == int(rows[-1]["round"]) > 0
 
 
 def test_an_interrupted_round_is_taken_back_and_resumed(tmp_path):
@@ -148,6 +130,18 @@ def test_a_misspelt_name_is_warned_of_where_last_starts_anew(tmp_path, caplog):
     assert misspelt.endswith("did you mean 'mnist'?")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, which a second fit finds with nothing to train."""
+    root = tmp_path_factory.mktemp("finished")
+    make_trainer(root).fit(make_model(), BoringData(), FedAvg())
+    again = make_trainer(root)
+    again.fit(make_model(), BoringData(), FedAvg(), ckpt_path="last")
+    assert again.current_round == 3
+    assert len(read_csv(f"{again.log_dir}/metrics.csv")) == 4
+    return again
+
+
 class OtherModel(BoringModel):
     """One layer is wider."""
 
@@ -172,19 +166,12 @@ class OtherData(BoringData):
         (BoringModel, BoringData, SCAFFOLD, "algorithm is FedAvg there, SCAFFOLD here"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path, model, data, algorithm, message):
-    make_trainer(tmp_path).fit(make_model(), BoringData(), FedAvg())
+def test_a_checkpoint_of_something_else_is_refused_by_name(finished, model, data, algorithm, message):
+    root, before = Path(finished.default_root_dir), {p: p.read_bytes() for p in Path(finished.log_dir).rglob("*.csv")}
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path).fit(make_model(model), data(), algorithm(), ckpt_path="last")
-    assert [p.name for p in (tmp_path / "default").iterdir()] == ["FedAvg-1"]
-
-
-def test_other_hyper_parameters_warn_with_both_values(tmp_path):
-    make_trainer(tmp_path).fit(make_model(), BoringData(), FedBC(dual_lr=0.01, tolerance=1.0))
-    with pytest.warns(UserWarning, match=r"dual_lr was 0\.01 .* and is 0\.02 now"):
-        make_trainer(tmp_path, max_rounds=4).fit(
-            make_model(), BoringData(), FedBC(0.02, tolerance=1.0), ckpt_path="last"
-        )
+        make_trainer(root).fit(make_model(model), data(), algorithm(), ckpt_path="last")
+    assert [p.name for p in (root / "default").iterdir()] == ["FedAvg-1"]
+    assert {path: path.read_bytes() for path in Path(finished.log_dir).rglob("*.csv")} == before
 
 
 def test_other_parts_of_a_method_warn_by_name(tmp_path):
@@ -200,22 +187,11 @@ def test_other_parts_of_a_method_warn_by_name(tmp_path):
     said = " ".join(str(warning.message) for warning in caught)
     assert "algorithm.parts.0.rule was CoordinateMedian when" in said
     assert "is TrimmedMean now" in said
-    assert "algorithm.parts.1.lr was 0.5" in said
-
-
-def test_a_finished_run_has_nothing_to_train(tmp_path):
-    make_trainer(tmp_path).fit(make_model(), BoringData(), FedAvg())
-    again = make_trainer(tmp_path)
-    again.fit(make_model(), BoringData(), FedAvg(), ckpt_path="last")
-    assert again.current_round == 3
-    assert len(read_csv(f"{again.log_dir}/metrics.csv")) == 4
+    assert re.search(r"algorithm\.parts\.1\.lr was 0\.5 .* and is 0\.7 now", said)
 
 
 def test_when_a_checkpoint_is_written_changes_no_number(tmp_path):
-    runs = []
-    for every in (1, 2, None):
-        trainer = make_trainer(tmp_path / str(every), checkpoint_every_n_rounds=every, max_rounds=5)
+    runs = [make_trainer(tmp_path / str(every), checkpoint_every_n_rounds=every, max_rounds=4) for every in (1, None)]
+    for trainer in runs:
         trainer.fit(make_model(), BoringData(), FedBC(dual_lr=0.01))
-        runs.append(Path(trainer.log_dir))
-    same_run(runs[0], runs[1])
-    same_run(runs[0], runs[2])
+    same_run(*(Path(trainer.log_dir) for trainer in runs))

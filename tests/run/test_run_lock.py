@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
-from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.run import folder as run_folder
@@ -60,18 +59,6 @@ def fit(root, callbacks=None, model=None, **options):
     trainer = make_trainer(root, callbacks=callbacks, **options)
     trainer.fit(make_model() if model is None else model, BoringData(), FedAvg(), ckpt_path="last")
     return trainer
-
-
-def test_a_second_resume_is_told_who_has_the_run(tmp_path):
-    class Resumes(Callback):
-        def on_round_start(self, trainer, pl_module):
-            with pytest.raises(ConfigurationError, match=rf"FedAvg-1' is being written by .*{os.getpid()}"):
-                fit(tmp_path)
-
-    fit(tmp_path, max_rounds=1)
-    whole = fit(tmp_path, Resumes())
-    assert [row["round"] for row in read_csv(f"{whole.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
-    fit(tmp_path, max_rounds=4)
 
 
 class Stops(BoringModel):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv, without_times
 from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
@@ -69,13 +69,9 @@ def test_a_checkpoint_by_time_is_one_to_go_on_from(tmp_path, monkeypatch):
     resumed = fit(tmp_path, Ticks(), max_rounds=9, **often)
     assert saved == {7: 6, 8: 6, 9: 8}
     whole = fit(tmp_path / "whole", max_rounds=9)
-    names = ("metrics.csv", "clients.csv")
-    left, right = ([read_csv(Path(run.log_dir) / name) for name in names] for run in (resumed, whole))
-    times = {"time/round_seconds", "time/eval_seconds"}
-    for one, other in zip(left, right, strict=True):
-        assert [{k: v for k, v in row.items() if k not in times} for row in one] == [
-            {k: v for k, v in row.items() if k not in times} for row in other
-        ]
+    for name in ("metrics.csv", "clients.csv"):
+        left, right = (without_times(read_csv(Path(run.log_dir) / name)) for run in (resumed, whole))
+        assert left == right
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
@@ -90,7 +86,7 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     assert type(callback.kept) is float
 
 
-@pytest.mark.parametrize("value", [np.random.default_rng(0), (number for number in range(3)), lambda: None])
+@pytest.mark.parametrize("value", [np.random.default_rng(0), lambda: None])
 def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path, value, caplog):
     message = r"\['callbacks'\]\['Keeps'\]\['kept'\] is a \S+; let .*last\.ckpt' stays as it was"
     with pytest.raises(ConfigurationError, match=message):
@@ -98,16 +94,12 @@ def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path,
     assert "while the run was ended" not in caplog.text
     assert saved_round(tmp_path) == 1
     assert not list(tmp_path.rglob("*.tmp"))
-    trainer = fit(tmp_path, Keeps(torch.ones(2)))
-    assert [row["round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
-
-
-def test_the_modules_own_entries_are_checked_too(tmp_path):
     model = make_model(SavesMore)
     model.value = np.ones(3)
     with pytest.raises(ConfigurationError, match=r"\['mine'\]\['best'\] is a numpy\.ndarray"):
         fit(tmp_path, model=model)
-    assert saved_round(tmp_path) == 1
+    trainer = fit(tmp_path, Keeps(torch.ones(2)))
+    assert [row["round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
 
 
 def test_states_are_saved_as_they_were_when_the_round_was_recorded(tmp_path):
