@@ -12,6 +12,7 @@ from fedbc_lightning.run.folder import last_checkpoint
 
 PROG = "fedbc-cli"
 
+# The commands on one run, each with a description in one line
 SUBCOMMANDS = {
     "fit": "train a model over the clients",
     "validate": "evaluate a checkpoint on the clients' validation data",
@@ -20,27 +21,26 @@ SUBCOMMANDS = {
     "plan": "tell time, memory, disk and bytes of a run, or of a study, before it starts",
     "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
 }
-"""The commands on one run, each with a description in one line."""
 
+# The commands on runs that are made or read as a whole, each with a description in one line
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
     "reproduce": "run a paper's table or figure again, its numbers and claims beside ours",
     "report": "write one HTML page about a study or a run: tables, curves, every client",
 }
-"""The commands on runs that are made or read as a whole, each with a description in one line."""
 
+# The commands that read and make no runs, each with a description in one line
 TOOLS = {"completion": "print a script that completes command lines in bash or zsh"}
-"""The commands that read and make no runs, each with a description in one line."""
 
 COMMANDS = SUBCOMMANDS | STUDY_COMMANDS | TOOLS
 
 CONFIG_OPTIONS = ("--config", "-c")
 
+# Folder of the shipped configs that hold an algorithm and nothing else
 OVERLAYS = "algorithms/"
-"""Folder of the shipped configs that hold an algorithm and nothing else."""
 
+# Folder of the shipped studies, configs of ``compare``
 STUDIES = "studies/"
-"""Folder of the shipped studies, configs of ``compare``."""
 
 
 class UsageError(Exception):

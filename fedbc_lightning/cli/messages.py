@@ -21,6 +21,7 @@ from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.server import Codec, RobustRule, ServerCallback
 
+# Map from names that options have in other programs to ours
 SYNONYMS = {
     "seed": "seed_everything", "datamodule": "data", "dataset": "data", "method": "algorithm",
     "epochs": "trainer.local_epochs", "max_epochs": "trainer.local_epochs", "rounds": "trainer.max_rounds",
@@ -28,13 +29,12 @@ SYNONYMS = {
     "device": "trainer.accelerator", "resume": "ckpt_path", "checkpoint": "ckpt_path", "ckpt": "ckpt_path",
     "learning_rate": "model.lr", "output_dir": "trainer.default_root_dir", "clients": "trainer.clients_per_round",
 }  # fmt: skip
-"""Map from names that options have in other programs to ours."""
 
+# Keys that take a class, with the base class; an argument of one of its classes may have been meant
 PLACES: dict[str, type] = {
     "model": LightningModule, "data.partitioner": Partitioner, "data": FederatedDataModule,
     "algorithm": FederatedAlgorithm,
 }  # fmt: skip
-"""Keys that take a class, with the base class; an argument of one of its classes may have been meant."""
 
 # Kinds of classes that may be given in each other's place
 KINDS = (RobustRule, Codec, TermFactory, Solver, ServerCallback, Penalty, FederatedAlgorithm)

@@ -42,6 +42,7 @@ register_type(Number, serializer=lambda value: value, deserializer=_number, fail
 # Above this many classes the help of an argument does not list them: torch alone has hundreds of modules.
 MAX_LISTED_CLASSES = 40
 
+# Map from the keys that take a class to its base class
 CLASS_KEYS = {
     "algorithm": FederatedAlgorithm,
     "model": LightningModule,
@@ -51,10 +52,9 @@ CLASS_KEYS = {
     "trainer.callbacks": Callback,
     "trainer.logger": Logger,
 }
-"""Map from the keys that take a class to its base class."""
 
+# Map from Lightning's classes to types that also take the same classes of the package ``pytorch_lightning``
 EITHER: dict[Any, Any] = {LightningModule: AnyModule, LightningDataModule: AnyDataModule}
-"""Map from Lightning's classes to types that also take the same classes of the package ``pytorch_lightning``."""
 
 
 SECTION_TITLES = {
@@ -74,10 +74,10 @@ def title_sections(parser: LightningArgumentParser) -> None:
         groups[key].title = SECTION_TITLES[key]
 
 
+# Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only
 MARKUP = re.compile(
     r"(?P<role>:\w+:)?(?P<ticks>`+)(?P<last>~?)(?P<code>[^`]+)(?P=ticks)|(?<![\w*])\*(?P<emphasis>\w[^*]*)\*(?![\w*])"
 )
-"""Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only."""
 
 
 def plain(text: str) -> str:

@@ -20,8 +20,8 @@ from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, U
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.core.errors import ConfigurationError, one_line, report
 
+# Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head
 UNREAD = 141
-"""Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head."""
 
 
 def program() -> int:

@@ -32,10 +32,10 @@ from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
 from fedbc_lightning.studies.study_run import as_word
 from fedbc_lightning.studies.tables import show
 
+# Keys of the config of one run
 RUN_KEYS = ("seed_everything", *SECTIONS)
-"""Keys of the config of one run."""
+# The studies of a command line, each as a file or as the text itself, with its content
 Layers = list[tuple[Path | str, dict[str, Any]]]
-"""The studies of a command line, each as a file or as the text itself, with its content."""
 
 REPORT = """\
 Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ

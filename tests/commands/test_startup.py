@@ -16,20 +16,9 @@ from sklearn.datasets import load_digits
 from fedbc_lightning.commands.main import main
 
 HEAVY = {
-    "datasets",
-    "flwr_datasets",
-    "matplotlib",
-    "moviepy",
-    "pandas",
-    "pyarrow",
-    "pytorch_lightning",
-    "scipy",
-    "sklearn",
-    "sympy",
-    "tensorboard",
-    "tensorflow",
-    "torchvision",
-}
+    "datasets", "flwr_datasets", "matplotlib", "moviepy", "pandas", "pyarrow", "pytorch_lightning", "scipy", "sklearn",
+    "sympy", "tensorboard", "tensorflow", "torchvision",
+}  # fmt: skip
 
 SCRIPT = """\
 import importlib, json, sys

@@ -1,6 +1,5 @@
 """What a person sees on a terminal: the first line, a run that goes on, Ctrl-C, and how to go on."""
 
-import io
 import re
 import shlex
 import sys
@@ -174,8 +173,3 @@ def test_a_pipe_gets_plain_lines(project):
     assert "loading PyTorch" not in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stdout)
     assert len(re.findall(r"^round +\d+/2  train/loss ", done.stdout, re.M)) == 2
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True

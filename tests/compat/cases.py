@@ -197,36 +197,18 @@ def torch_ema() -> Case:
     return Averaged(_flat()), TensorDataset(draw(12, 8), labels(12)), {}
 
 
-class _Masks(LightningModule):
-    def __init__(self, net: nn.Module, criterion: nn.Module) -> None:
-        super().__init__()
-        self.net, self.criterion = net, criterion
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        loss = self.criterion(self.net(x), y)
-        self.log("train_loss", loss)
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-
 def segmentation_models_pytorch() -> Case:
     import segmentation_models_pytorch as smp
 
+    class Masks(Classifier):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            loss = smp.losses.DiceLoss("binary")(self.net(x), y)
+            self.log("train_loss", loss)
+            return loss
+
     net = smp.Unet("mobilenet_v2", encoder_weights=None, classes=1, decoder_channels=(16, 8, 8, 4, 4))
-    images = TensorDataset(draw(12, 3, 32, 32), (draw(12, 1, 32, 32) > 0).float())
-    return _Masks(net, smp.losses.DiceLoss("binary")), images, {}
-
-
-def monai() -> Case:
-    from monai.losses import DiceLoss
-    from monai.networks.nets import UNet
-
-    net = UNet(spatial_dims=2, in_channels=1, out_channels=1, channels=(4, 8), strides=(2,), norm="batch")
-    images = TensorDataset(draw(12, 1, 16, 16), (draw(12, 1, 16, 16) > 0).float())
-    return _Masks(net, DiceLoss(sigmoid=True)), images, {}
+    return Masks(net), TensorDataset(draw(12, 3, 32, 32), (draw(12, 1, 32, 32) > 0).float()), {}
 
 
 def chemprop() -> Case:
@@ -245,36 +227,19 @@ def chemprop() -> Case:
     )
 
 
-def _series() -> Any:
+def pytorch_forecasting() -> Case:
     import pandas
-    from pytorch_forecasting import TimeSeriesDataSet
+    from pytorch_forecasting import TemporalFusionTransformer, TimeSeriesDataSet
 
+    values = (draw(36).abs() + 1).tolist()
     frame = pandas.DataFrame(
-        {
-            "time": list(range(12)) * 3,
-            "series": [name for name in "abc" for _ in range(12)],
-            "value": (draw(36).abs() + 1).tolist(),
-        }
+        {"time": list(range(12)) * 3, "series": [*"a" * 12, *"b" * 12, *"c" * 12], "value": values}
     )
-    return TimeSeriesDataSet(
+    series = TimeSeriesDataSet(
         frame, time_idx="time", target="value", group_ids=["series"], max_encoder_length=4, max_prediction_length=2,
         time_varying_unknown_reals=["value"],
     )  # fmt: skip
-
-
-def temporal_fusion_transformer() -> Case:
-    from pytorch_forecasting import TemporalFusionTransformer
-
-    series = _series()
     module = TemporalFusionTransformer.from_dataset(series, hidden_size=4, attention_head_size=1, log_interval=-1)
-    return module, series, {"collate_fn": series._collate_fn, "val_fraction": 0.25}
-
-
-def deep_ar() -> Case:
-    from pytorch_forecasting import DeepAR
-
-    series = _series()
-    module = DeepAR.from_dataset(series, hidden_size=4, rnn_layers=1)
     return module, series, {"collate_fn": series._collate_fn, "val_fraction": 0.25}
 
 
@@ -292,9 +257,9 @@ def pytorch_lightning() -> Case:
 
 
 CASES = {
-    "timm": timm, "transformers": transformers, "peft": peft, "lightly": lightly, "torch_geometric": torch_geometric,
-    "schedulefree": schedulefree, "torch_ema": torch_ema, "segmentation_models_pytorch": segmentation_models_pytorch,
-    "monai": monai, "chemprop": chemprop, "pytorch_forecasting TFT": temporal_fusion_transformer,
-    "pytorch_forecasting DeepAR": deep_ar, "torchgeo": torchgeo, "pytorch_lightning": pytorch_lightning,
+    case.__name__: case for case in (
+        timm, transformers, peft, lightly, torch_geometric, schedulefree, torch_ema, segmentation_models_pytorch,
+        chemprop, pytorch_forecasting, torchgeo, pytorch_lightning,
+    )
 }  # fmt: skip
-"""The package that a case needs, and what makes it."""
+"""What makes the case of each package."""

@@ -60,7 +60,7 @@ LIGHTNING: dict[str, Any] = {
 
 def make(name: str) -> Any:
     """The same module and data in every call."""
-    pytest.importorskip(name.partition(" ")[0], reason=f"{name} is not installed: pip install -e '.[compat]'")
+    pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[compat]'")
     with torch.random.fork_rng():
         torch.manual_seed(5)
         return CASES[name]()
@@ -89,7 +89,6 @@ def test_a_package_trains_for_two_rounds(tmp_path, name):
     assert trainer.finished_round == 2
     assert all(torch.isfinite(value).all() for value in module.state_dict().values() if value.is_floating_point())
     assert same(before, module.state_dict()) > 0
-    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(trainer.callback_metrics["train/loss"]))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from jsonargparse import ArgumentParser
-from torch import nn
 
 from fedbc_lightning.core.checks import FINITE, POSITIVE_SHARE, SHARE, above, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError
@@ -54,33 +53,20 @@ def test_values_that_are_allowed(values):
     [
         ({"count": 0}, "trainer.count: got 0; give a whole number >= 1."),
         (
-            {"count": nn.Linear(2, 1)},
-            "trainer.count: got Linear(in_features=2, out_features=1, bias=True); give a whole",
-        ),
-        (
-            {"count": nn.Sequential(nn.ReLU())},
-            "trainer.count: got Sequential( (0): ReLU() ); give a whole number >= 1.",
-        ),
-        (
             {"count": "a" * 70 + "\n" * 99 + "b" * 24},
             f"count: got '{'a' * 69} ... {'b' * 24}'; give a whole number >= 1.",
         ),
         ({"count": True}, "trainer.count: got True; give a whole number >= 1."),
         ({"count": 1.0}, "trainer.count: got 1.0; give a whole number >= 1."),
-        ({"count": None}, "trainer.count: got None; give a whole number >= 1."),
-        ({"maybe": 0}, "trainer.maybe: got 0; give a whole number >= 1 or null."),
         ({"bounded_or_none": 0}, "trainer.bounded_or_none: got 0; give a whole number >= 1 or null."),
         ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number in (0, 1] or all."),
-        ({"clients": 0}, "trainer.clients: got 0; "),
         ({"clients": "none"}, "trainer.clients: got 'none'; "),
         ({"share": 1}, "trainer.share: got 1; give a number in [0, 1)."),
         ({"share": float("nan")}, "trainer.share: got nan; "),
         ({"scale": float("inf")}, "trainer.scale: got inf; give a number that is finite."),
         ({"rate": 3}, "trainer.rate: got 3; give a number > 0 and in [-1, 2]."),
-        ({"rate": 0}, "trainer.rate: got 0; "),
         ({"mode": 1}, "trainer.mode: got 1; give true, false or auto."),
         ({"patterns": "head"}, "trainer.patterns: got 'head'; give a list, each item a text or null."),
-        ({"patterns": [1]}, "trainer.patterns: got [1]; "),
         ({"part": Part}, "give an object of Part or null."),
         ({"count": 0, "share": 2}, "give a whole number >= 1. trainer.share: got 2;"),
     ],

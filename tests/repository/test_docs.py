@@ -6,7 +6,7 @@ import pytest
 from helpers.scripts import imported_script
 
 from fedbc_lightning.algorithms import ComposedAlgorithm
-from fedbc_lightning.cli.classes import choices, class_name, is_for_yaml
+from fedbc_lightning.cli.classes import choices, class_name
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import PartitionedDataModule
 from fedbc_lightning.server import ServerCallback, WeightedAverage
@@ -45,12 +45,6 @@ def test_links_of_the_page_lead_somewhere(page):
             assert f'<a id="{target[1:]}"></a>' in page
         elif not target.startswith("#"):
             assert (SCRIPT.PAGE.parent / target).is_file()
-
-
-@algorithms
-def test_an_algorithm_is_on_the_page(cls, page):
-    assert f"\n### {read_docstring(cls).name}\n" in page
-    assert f".{cls.__name__}`\n" in page
 
 
 @algorithms
@@ -96,26 +90,6 @@ def test_an_algorithm_in_no_family_is_noticed(monkeypatch):
     monkeypatch.setitem(SCRIPT.FAMILIES, "Baselines", SCRIPT.FAMILIES["Baselines"][1:])
     with pytest.raises(ValueError, match=r"in no family: .'FedAvg'"):
         SCRIPT.make_page()
-
-
-def test_every_part_is_listed():
-    names = {cls.__name__ for classes in SCRIPT.parts().values() for cls in classes}
-    assert names >= {"Proximal", "WeightedAverage", "DualAscent"}
-    assert not names & {"Term", "ServerCallback", "Solver", "RobustRule", "Penalty"}
-
-
-def test_parts_for_yaml_have_their_parameters_and_others_are_marked():
-    page = SCRIPT.make_page().partition("\n## Parts\n")[2]
-    for cls in (
-        cls for title, classes in SCRIPT.parts().items() for cls in classes if SCRIPT.PARTS[title] is not object
-    ):
-        entry = page.partition(f".{cls.__name__}`**")[2].partition("\n**`")[0]
-        assert entry.startswith(":") == is_for_yaml(cls)
-        assert entry.startswith(" (in Python):") != is_for_yaml(cls)
-        for parameter in read_parameters(cls) if is_for_yaml(cls) else []:
-            assert f"\n| `{parameter.name}` | " in entry
-    marked = set(re.findall(r"\.(\w+)`\*\* \(in Python\)", page))
-    assert marked >= {"AugmentedMean", "CenterConsensus", "FairStep", "LargestClientStep", "MeanMessage", "Mixture"}
 
 
 @pytest.mark.parametrize(

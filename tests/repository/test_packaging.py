@@ -3,11 +3,9 @@
 import doctest
 import importlib
 import importlib.metadata
-import os
 import pkgutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -90,26 +88,6 @@ def test_the_core_imports_neither_models_nor_datamodules():
             assert f"from fedbc_lightning.{folder}" not in text.replace(">>> from", ""), path
 
 
-def test_the_wheel_has_configs_types_and_licence(tmp_path):
-    pytest.importorskip("setuptools", minversion="77")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-q"]
-    source = tmp_path / "source"
-    copy_tree(source)
-    done = subprocess.run([*command, "-w", tmp_path, source], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    configs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {f"fedbc_lightning/{name}" for name in configs} <= names
-    assert {
-        "fedbc_lightning/py.typed",
-        "fedbc_lightning/models/__init__.py",
-        "fedbc_lightning/cli/__init__.py",
-    } <= names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not any(name.startswith(("models/", "datamodules/", "configs/", "tests/")) for name in names)
-
-
 def test_the_source_tree_works_without_an_editable_installation(tmp_path):
     """Where a wheel is installed, a program that is started in the root of the source tree finds that first."""
     copy_tree(tmp_path)
@@ -132,12 +110,3 @@ def copy_tree(target: Path) -> None:
                 copy = target / path.relative_to(ROOT)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
-
-
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_come_without_torch(option):
-    command = [sys.executable, "-X", "importtime", "-m", "fedbc_lightning", option]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "fedbc-cli" in done.stdout
-    assert not imported & {"torch", "lightning", "numpy", "jsonargparse"}

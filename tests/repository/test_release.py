@@ -45,6 +45,15 @@ def test_the_source_distribution_holds_tests_docs_and_configs(built):
     assert needed <= names
 
 
+def test_the_wheel_has_configs_types_and_licence(built):
+    names = set(ZipFile(built[1]).namelist())
+    configs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    files = {"py.typed", "models/__init__.py", "cli/__init__.py"}
+    assert {f"fedbc_lightning/{name}" for name in configs | files} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("models/", "datamodules/", "configs/", "tests/")) for name in names)
+
+
 @pytest.mark.slow
 def test_the_wheel_alone_trains_in_an_empty_folder(built, tmp_path):
     environment, empty = tmp_path / "environment", tmp_path / "empty"
