@@ -153,7 +153,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
         if words[0] in TOOLS:
             return import_module("fedbc_lightning.commands.completion").completion(words[1:])
         if is_of_studies:
-            return _run_studies(words)
+            return getattr(import_module("fedbc_lightning.commands.studies"), words[0])(words[1:])
         FederatedCLI(args=words, started=started, parser_kwargs={"prog": PROG})
     except UsageError as error:
         return _fail(error, status=2)
@@ -164,19 +164,11 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
             raise
         return _fail(ConfigurationError(str(error)), status=1)
     except (KeyboardInterrupt, StoppedError) as stop:
-        hint = resume_hint()
+        hint = "stopped; the same command goes on" if is_of_studies else resume_hint()
         if hint is not None:
             print(f"\n{PROG}: {hint}", file=sys.stderr)
         return 128 + stop.number if isinstance(stop, StoppedError) else 130
     return 0
-
-
-def _run_studies(words: list[str]) -> int:
-    try:
-        return getattr(import_module("fedbc_lightning.commands.studies"), words[0])(words[1:])
-    except KeyboardInterrupt:
-        print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
-        return 130
 
 
 def _fail(error: Exception, status: int) -> int:

@@ -81,7 +81,7 @@ def compare(words: list[str]) -> int:
     Raises:
         ConfigurationError: The study cannot be run as configured.
     """
-    return 0 if Comparison(read_study("compare", words), command=_command("compare", *words)).run() else 1
+    return 0 if Comparison(read_study("compare", words), command=shlex.join([PROG, "compare", *words])).run() else 1
 
 
 def plan(words: list[str]) -> int:
@@ -222,8 +222,6 @@ def reproduce(words: list[str]) -> int:
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
-    if len(names) > 1 and any(word.startswith("--print_config") for word in options):
-        raise UsageError(f"--print_config prints one study; {PROG} reproduce {names[0]} --print_config")
     comparisons = {name: _comparison(name, options) for name in names}  # finds mistakes before any run
     if options and not any(comparisons.values()):
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
@@ -250,12 +248,7 @@ def _comparison(name: str, options: list[str]) -> Comparison | None:
     if known.study is None:
         return None
     study = read_study("reproduce", ["--config", known.study, *options], part=name)
-    return Comparison(study, command=_command("reproduce", name, *options))
-
-
-def _command(*words: str) -> str:
-    """Return a command line that can be pasted into a shell."""
-    return shlex.join([PROG, *words])
+    return Comparison(study, command=shlex.join([PROG, "reproduce", name, *options]))
 
 
 def _read(path: Path | str) -> dict[str, Any]:

@@ -208,8 +208,3 @@ def test_a_reference_that_is_left_out_is_refused(project, capfd):
     assert "reference: 'FedBC' is left out; there is: FedAvg, q-FedAvg." in capfd.readouterr().err
     with pytest.raises(SystemExit):  # the study's own is replaced
         read_study("reproduce", ["--config", "studies/fedbc_table1.yaml", "--only", "[E = 1, FedBC]", "--print_config"])
-
-
-def test_only_one_study_is_printed(project, capfd):
-    assert run_cli("reproduce", "table1", "table7", "--print_config") == 2
-    assert "--print_config prints one study" in capfd.readouterr().err
