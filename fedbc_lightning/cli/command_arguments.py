@@ -106,10 +106,8 @@ def check_subcommand(words: list[str]) -> None:
 def shipped_configs() -> dict[str, Path]:
     """Map the names of the shipped configs, as ``--config`` takes them, to paths; those in subfolders come last."""
     folder = Path(str(resources.files("fedbc_lightning.configs")))
-    names = sorted(
-        (path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml")), key=lambda n: ("/" in n, n)
-    )
-    return {name: folder / name for name in names}
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (path.parent != folder, path))
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def find_config(name: str) -> Path | str:

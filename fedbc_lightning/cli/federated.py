@@ -110,6 +110,8 @@ class FederatedCLI(private_cli.OpenCLI):
         self._started = time.perf_counter() if started is None else started
         self.trainer: Any = None
         self.result: Any = None
+        self._model_base: Any = model_class or LightningModule
+        self._data_base: Any = datamodule_class or LightningDataModule
         words = list(sys.argv[1:] if args is None else args)
         self._command = words[0] if run and words and words[0] in SUBCOMMANDS else None
         if self._command:
@@ -156,8 +158,8 @@ class FederatedCLI(private_cli.OpenCLI):
         trains = self._command != "partition"
         algorithm: Any = FederatedAlgorithm
         parser.add_lightning_class_args(algorithm, "algorithm", subclass_mode=True, required=trains)
-        parser.add_lightning_class_args(self.model_base, "model", self.subclass_mode_model, required=trains)
-        parser.add_lightning_class_args(self.data_base, "data", self.subclass_mode_data, required=True)
+        parser.add_lightning_class_args(self._model_base, "model", self.subclass_mode_model, required=trains)
+        parser.add_lightning_class_args(self._data_base, "data", self.subclass_mode_data, required=True)
 
     def add_commands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Add the command that is run; all commands if none is."""
@@ -199,7 +201,7 @@ class FederatedCLI(private_cli.OpenCLI):
     def add_instantiators(self) -> None:
         """Let the outermost object of each section get its hyper-parameters; see the base class."""
         sections = {
-            "model": (self.model_base, self.subclass_mode_model), "data": (self.data_base, self.subclass_mode_data)
+            "model": (self._model_base, self.subclass_mode_model), "data": (self._data_base, self.subclass_mode_data)
         }  # fmt: skip
         for key, (kind, takes_any) in sections.items():
             base = EITHER.get(kind) or private_cli.built_class(kind)

@@ -41,16 +41,6 @@ class OpenCLI(LightningCLI):
         """Map from commands to their parsers; empty if there are no commands."""
         return getattr(self, "_subcommand_parsers", {})
 
-    @property
-    def model_base(self) -> Any:
-        """Class of the model, or LightningModule for any."""
-        return self._model_class
-
-    @property
-    def data_base(self) -> Any:
-        """Class of the data, or LightningDataModule for any."""
-        return self._datamodule_class
-
     def command_parser(self, owner: type, command: str, **options: Any) -> LightningArgumentParser:
         """Return a new parser with the sections of a run and the arguments of the method ``command`` of ``owner``."""
         self._subcommand_parsers[command] = self._prepare_subcommand_parser(owner, command, **options)

@@ -4,12 +4,10 @@ import argparse
 import ast
 import atexit
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import jsonargparse
-import lightning.pytorch
 import pytest
 import torch
 import torch.optim.optimizer as torch_optimizer
@@ -254,8 +252,9 @@ def test_hyper_parameters_lie_under_the_known_name():
 
 
 def test_early_stopping_keeps_when_it_checks():
-    assert private_lightning.stops_after_epochs(EarlyStopping("a")) is None, gone("_check_on_train_epoch_end")
-    assert private_lightning.stops_after_epochs(EarlyStopping("a", check_on_train_epoch_end=True)) is True
+    for given in (None, True):
+        callback = EarlyStopping("a", check_on_train_epoch_end=given)
+        assert private_lightning.stops_after_epochs(callback) is given, gone("_check_on_train_epoch_end")
 
 
 def test_a_tensorboard_logger_takes_the_step_to_purge_from(tmp_path):
@@ -272,52 +271,11 @@ def test_a_tensorboard_logger_takes_the_step_to_purge_from(tmp_path):
 
 
 def test_lightnings_command_line_has_the_steps_that_are_replaced():
+    """That they are called is seen by tests/cli: nothing would be parsed, built or run without them."""
     own = [name for name in vars(private_cli.OpenCLI) if name.startswith("_") and not name.startswith("__")]
     assert len(own) == 5
     for name in [*own, "_prepare_subcommand_parser", "_prepare_subcommand_kwargs", "_get"]:
         assert name in vars(LightningCLI), gone(f"LightningCLI.{name}")
-
-
-def test_the_steps_are_called_by_their_public_names(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["program"])
-    called = []
-
-    class Steps(private_cli.OpenCLI):
-        def set_seed(self):
-            called.append("set_seed")
-
-        def add_instantiators(self):
-            called.append("add_instantiators")
-
-        def add_commands(self, parser, **kwargs):
-            called.append("add_commands")
-            added = parser.add_subcommands()
-            added.add_subcommand("fit", self.command_parser(Trainer, "fit"))
-
-        def instantiate_classes(self):
-            self.config_init, self.trainer, self.model, self.datamodule = self.config, None, "model", None
-
-        def run_command(self, command):
-            called.append(command)
-            called.append(self.method_arguments(command))
-            called.append(self.setting(self.config, "rounds"))
-
-    class Trainer(lightning.pytorch.Trainer):
-        def __init__(self, logger: bool = False, callbacks: list | None = None):
-            pass
-
-        def fit(self, model=None, datamodule=None, rounds: int = 3, dataloaders=None, train_dataloaders=None,
-                val_dataloaders=None, weights_only=None, ckpt_path=None):  # fmt: skip
-            pass
-
-    options = {"trainer_class": Trainer, "save_config_callback": None, "auto_configure_optimizers": False}
-    cli = Steps(LightningModule, LightningDataModule, args=["fit", "--rounds", "4"], **options)
-    assert called[:4] == ["add_commands", "set_seed", "add_instantiators", "fit"], gone("a step of LightningCLI")
-    assert called[4]["model"] == "model", gone("_prepare_subcommand_kwargs")
-    assert called[4]["rounds"] == called[5] == 4, gone("_prepare_subcommand_kwargs or _get")
-    assert (cli.model_base, cli.data_base) == (LightningModule, LightningDataModule), gone("_model_class")
-    assert list(cli.command_parsers) == ["fit"], gone("_subcommand_parsers")
-    assert "rounds" in cli.command_arguments("fit"), gone("_subcommand_method_arguments")
 
 
 def test_the_instantiator_knows_command_line_and_key():
