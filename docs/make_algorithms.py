@@ -52,7 +52,7 @@ PARTS = {
 }
 """The parts by their base classes, of which the first counts that fits."""
 
-BASES = {*PARTS.values(), local.AfterStep, local.Term, *NO_CHOICES, server.Sums}
+BASES = {*PARTS.values(), local.AfterStep, local.Engine, local.Term, *NO_CHOICES, server.Sums}
 """What parts are derived from, or given to."""
 
 HEAD = """\
