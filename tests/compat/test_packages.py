@@ -15,12 +15,11 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import Dataset, Subset
 
 from fedbc_lightning import FedAvg, FedBC, FederatedTrainer
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 
-from .cases import CASES, CLASSES, Classifier, draw, labels
+from .cases import CASES
 
 pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("default")]
 
@@ -112,22 +111,3 @@ def test_a_package_trains_as_under_plain_lightning(tmp_path, name):
     difference = same(left.state_dict(), right.state_dict())
     print(f"{name}: largest difference {difference:g} in {precision}")
     assert difference <= bound
-
-
-def test_opacus_is_refused_in_one_line(tmp_path):
-    """Its optimizer's step makes a gradient of its own."""
-    opacus = pytest.importorskip("opacus", reason="opacus is not installed: pip install -e '.[compat]'")
-
-    class Private(Classifier):
-        def __init__(self):
-            super().__init__(opacus.GradSampleModule(torch.nn.Linear(8, CLASSES)))
-
-        def configure_optimizers(self):
-            return opacus.optimizers.DPOptimizer(
-                torch.optim.SGD(self.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0,
-                expected_batch_size=4,
-            )  # fmt: skip
-
-    trainer = FederatedTrainer(max_rounds=1, default_root_dir=tmp_path, **SETTINGS)
-    with pytest.raises(ConfigurationError, match=r"Opacus' DPOptimizer.*original_optimizer"):
-        trainer.fit(Private(), Dealt(torch.utils.data.TensorDataset(draw(8, 8), labels(8)), 2), FedAvg())

@@ -10,7 +10,7 @@ import torch
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from torch import Tensor
 
-from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning import FedAvg
 
 
 def settings() -> tuple[bool, bool, bool, bool]:
@@ -36,14 +36,6 @@ class Telling(BoringModel):
         super().test_step(batch, batch_idx)
 
 
-class PutsInOrderOfArrival(BoringModel):
-    """Does what torch has no deterministic algorithm for, on any device."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss + torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([0.0, 0.0])).sum()
-
-
 @pytest.mark.parametrize("before", [(False, False, False, True), (True, True, True, False)])
 @pytest.mark.parametrize(
     ("asked", "inside"),
@@ -63,18 +55,3 @@ def test_how_torch_is_set(tmp_path, monkeypatch, before, asked, inside):
     assert model.seen == {tuple(was if now is ... else now for was, now in zip(before, inside, strict=True))}
     assert settings() == before
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == bool(asked)
-
-
-def test_an_operation_that_has_no_such_algorithm(tmp_path):
-    model, said = make_model(PutsInOrderOfArrival), "put_ does not have a deterministic implementation"
-    with pytest.raises(RuntimeError, match=said):
-        make_trainer(tmp_path, deterministic=True, max_rounds=1).fit(model, BoringData(), FedAvg())
-    with pytest.warns(UserWarning, match=said):
-        make_trainer(tmp_path, deterministic="warn", max_rounds=1).fit(model, BoringData(), FedAvg())
-
-
-@pytest.mark.parametrize("word", ["always", 0, 1])
-def test_another_word(tmp_path, word):
-    said = rf"trainer\.deterministic: got {word!r}; give true, false, warn or null"
-    with pytest.raises(ConfigurationError, match=said):
-        make_trainer(tmp_path, deterministic=word)
