@@ -37,7 +37,7 @@ _fedbc_config_files() {{
 }
 
 DESCRIPTION = """\
-Print a script that completes commands, options, shipped configs and run folders, for example into
+Print a script that completes commands, options, shipped configs, classes and files, for example into
 ~/.local/share/bash-completion/completions/fedbc-cli (bash) or a file _fedbc-cli in a folder of $fpath (zsh). Options of
 methods, models and data are those of all that are shipped. Print it again after an update."""
 
