@@ -14,7 +14,7 @@ from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.participation import Stragglers
-from fedbc_lightning.planning import totals
+from fedbc_lightning.planning import timing, totals
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
@@ -40,6 +40,13 @@ class Linear(BoringModel):
     def __init__(self):
         super().__init__(lr=0.1)
         self.net = nn.Linear(10, 3)
+
+
+@pytest.fixture(autouse=True)
+def few_timings(monkeypatch):
+    """What is tested here are counts and sizes; each timing once is enough."""
+    monkeypatch.setattr(timing, "NUM_TIMINGS", 1)
+    monkeypatch.setattr(timing, "MAX_ROUNDS", 2)
 
 
 def files(folder):
@@ -197,8 +204,19 @@ def study(project, monkeypatch):
     return Study(**{**STUDY, "tuning": Tuning(**STUDY["tuning"]), "name": "study"})
 
 
-def test_a_study_is_the_sum_of_its_runs(study, capsys):
-    rows = plan_study(study)
+def test_a_study_is_the_sum_of_its_runs(study, capsys, monkeypatch):
+    planned = []
+
+    def record(study):
+        planned.append(plan_study(study))
+        return planned[0]
+
+    monkeypatch.setattr("fedbc_lightning.commands.studies.plan_study", record)
+    assert run_cli("plan", "--config", "study.yaml") == 0
+    said = capsys.readouterr().out
+    assert "on 2 workers" in said
+    assert said.count("FedProx") == 2
+    rows = planned[0]
     assert rows[["variant", "algorithm"]].to_numpy().tolist() == [
         [variant, method] for variant in ("E=1", "E=3") for method in ("FedAvg", "FedProx")
     ]
@@ -209,11 +227,6 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys):
     assert (rows["disk"] > 0).all()
     assert (rows["seconds"] > 0).all()
     assert total_seconds(rows, 2) == pytest.approx(rows["seconds"].sum() / 2)
-    capsys.readouterr()
-    assert run_cli("plan", "--config", "study.yaml", "--seeds", "1") == 0
-    said = capsys.readouterr().out
-    assert "on 2 workers" in said
-    assert said.count("FedProx") == 2
     assert not any(Path(folder).exists() for folder in ("studies", "runs"))
 
 
