@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.boring import BoringData, assert_equal_trees
+from helpers.boring import BoringData, assert_equal_trees, read_csv, without_times
 from test_recorded_steps import Smooth, compare, recordings, run
 from torch import nn
 from torch.nn import functional
@@ -74,6 +74,30 @@ def test_what_runs_between_the_steps(tmp_path, monkeypatch, recordings, model):
     compare(tmp_path, monkeypatch, model)
     assert (recordings.replays > 3) == (model is not LoggingInHook)  # a hook of the optimizer sees steps as written
     assert recordings.recorders[0].reason is None
+
+
+class ReadsInTest(Smooth):
+    def test_step(self, batch, batch_idx):
+        trainer = self.trainer
+        planned = ("estimated_stepping_batches", "num_training_batches")
+        for name in ("global_step", "max_epochs", "current_epoch", *planned):
+            self.log(f"test_{name}", float(getattr(trainer, name)))
+        self.log("test_heard", float(sum(not name.startswith("time/") for name in trainer.callback_metrics)))
+
+
+def metrics(trainer):
+    return without_times(read_csv(f"{trainer.log_dir}/metrics.csv"))
+
+
+def test_outside_clients_the_module_sees_no_client(tmp_path, recordings):
+    options = {"eval_every_n_rounds": 1, "max_rounds": 3}
+    recorded = run(tmp_path, ReadsInTest, **options)
+    assert recordings.replays > 3
+    assert metrics(recorded) == metrics(run(tmp_path, ReadsInTest, record_steps=False, **options))
+    assert [row["global_step/global"] for row in metrics(recorded)] == [f"{round}.0" for round in range(4)]
+    run(tmp_path, ReadsInTest, name="stopped", **options | {"max_rounds": 2})
+    resumed = run(tmp_path, ReadsInTest, name="stopped", ckpt_path="last", **options)
+    assert metrics(resumed) == metrics(recorded)
 
 
 class Doubling(ClientLoader):

@@ -51,6 +51,7 @@ class Model(BoringModel):
 def run(root, algorithm, watched, model=None, kind=Model, **kwargs):
     torch.manual_seed(1)
     model = kind(**(model or {}))
+    kwargs = {"max_rounds": 2} | kwargs
     trainer = make_trainer(root, callbacks=[Watcher()] * watched, name=f"watched-{watched}", **kwargs)
     trainer.fit(model, BoringData(), algorithm())
     return trainer
@@ -61,16 +62,10 @@ def run(root, algorithm, watched, model=None, kind=Model, **kwargs):
     [
         (FedAvg, {}, {}),
         (lambda: FedBC(dual_lr=0.1), {"optimizer": "momentum"}, {"gradient_clip_val": 0.5}),
-        (
-            lambda: FedProx(mu=0.1),
-            {"optimizer": "adam"},
-            {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        ),
-        (SCAFFOLD, {}, {"local_epochs": 3}),
-        (SCAFFOLD, {"optimizer": "momentum"}, {}),
+        (lambda: FedProx(mu=0.1), {"optimizer": "adam"}, {"gradient_clip_val": 0.01} | BY_VALUE),
+        (SCAFFOLD, {"optimizer": "momentum"}, {"local_epochs": 2}),
         (lambda: FedAvgPlus(sigma=0.1), {}, {}),
         (FedAvg, {"optimizer": "groups"}, {}),
-        (FedAvg, {"schedules": True}, {}),
         (lambda: FedBC(dual_lr=0.1), {"skips": True}, {}),
         (FedAvg, {"skips": True, "schedules": True}, {"local_epochs": None, "local_steps": 2}),
         (FedAvg, {"schedules": True}, {"local_epochs": None, "local_steps": 7}),
@@ -108,8 +103,7 @@ def test_step_hooks_of_torch_are_called(tmp_path):
             optimizer.register_step_pre_hook(lambda *args: calls.append("own"))
             return optimizer
 
-    trainer = make_trainer(tmp_path)
-    trainer.fit(Hooked(), BoringData(), FedAvg())
+    run(tmp_path, FedAvg, False, kind=Hooked)
     assert calls.count("own") == num_steps
 
 
@@ -121,8 +115,7 @@ class Zeroing(Model):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_a_step_that_zeroes_gradients_itself_is_trained(tmp_path, optimizer):
-    runs = [run(tmp_path, FedAvg, False, {"optimizer": optimizer}, kind) for kind in (Zeroing, Model)]
+def test_a_step_that_zeroes_gradients_itself_is_trained(tmp_path):
+    runs = [run(tmp_path, FedAvg, False, {"optimizer": "adam"}, kind) for kind in (Zeroing, Model)]
     zeroing, plain = (module_state_of(trainer.federation) for trainer in runs)
     torch.testing.assert_close(zeroing, plain, rtol=0, atol=0)

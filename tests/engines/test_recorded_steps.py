@@ -504,9 +504,3 @@ def test_a_hook_that_comes_late_is_called(tmp_path, recordings):
     assert recordings.replays > 0
     with pytest.raises(ConfigurationError, match="hooks are registered"):
         run(tmp_path, Smooth, callbacks=[Late()], engine="vectorized", max_rounds=3)
-
-
-def test_a_mapped_step_that_is_compared_is_replayed_once(tmp_path, recordings):
-    options = {"data": Even, "engine": "vectorized", "max_rounds": 8, "local_epochs": None, "local_steps": 1}
-    run(tmp_path, Smooth, **options)
-    assert recordings.replays == 8 - 1  # the second step of this shape is recorded

@@ -19,7 +19,8 @@ from torch.utils.data import TensorDataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
-from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFedBC, PFedMe, QFedAvg
+from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, Ditto, PerFedAvg, PerFedBC, PFedMe
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
@@ -155,7 +156,6 @@ SEVEN = {"local_epochs": None, "local_steps": 7}
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithm": PerFedAvg},
         {"algorithm": lambda: PerFedAvg(0.1, 0.1, variant="hessian_free"), "model": lambda: Model("momentum")} | SEVEN,
         {"algorithm": lambda: PerFedBC(0.1, 0.1, 0.1, num_inner_steps=2, dual_init=0.1)} | SEVEN,
         {"algorithm": lambda: PFedMe(penalty=2.0, personal_lr=0.1), "model": lambda: Model("momentum")} | SEVEN,
@@ -163,7 +163,6 @@ SEVEN = {"local_epochs": None, "local_steps": 7}
         {"algorithm": lambda: APFL(adaptive=True), "stragglers": Stragglers(0.5, 0.0)},
         {"algorithm": lambda: composed(Armijo())} | SEVEN,
         {"algorithm": lambda: composed(ModelAgnostic(0.1, 0.1), [ProximalTerm("dual", 2.0)])} | SEVEN,
-        {"algorithm": QFedAvg},
     ],
 )
 def test_the_sequential_engines_numbers_in_steps_of_a_methods_own(tmp_path, options):
@@ -261,6 +260,64 @@ def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
     assert torch.equal(first.server.z, second.server.z)
     rows = read_csv(Path(first.log_dir, "clients.csv"))
     assert len({row["train_loss"] for row in rows}) == len(rows)
+
+
+# methods of a user's own
+
+
+class Pull:
+    """A term that knows all K clients at once, and no client alone."""
+
+    is_zero = False
+
+    def __init__(self, strengths):
+        self.strengths = strengths[:, None]
+
+    def add_gradient(self, grad, w):
+        grad += self.strengths * w
+
+    def value(self, w):
+        return (self.strengths * w.square() / 2).sum(dim=1)
+
+
+class Shrink:
+    def __init__(self, factors):
+        self.factors = factors[:, None]
+
+    def apply(self, w, step_size):
+        w *= self.factors
+
+
+class Mine(FederatedAlgorithm):
+    def client_update(self, engine, cohort, server):
+        strengths = torch.tensor([0.1 * (client + 1) for client in cohort.ids], dtype=torch.float64)
+        engine.solve(cohort, server.model, terms=[Pull(strengths)], after_step=Shrink(1 - strengths / 100))
+
+    def server_callbacks(self, engine):
+        return [WeightedAverage()]
+
+
+@pytest.mark.parametrize("algorithm", [Mine, lambda: FedBC(dual_lr=0.1)])
+def test_terms_of_a_cohort_are_taken_apart(tmp_path, monkeypatch, algorithm):
+    """Also terms that know all clients only."""
+    together = fit(tmp_path, "sequential", algorithm)
+    assert together.federation.engine.cohort_size > 1
+    vectorized = fit(tmp_path, "vectorized", algorithm)
+    monkeypatch.setattr("fedbc_lightning.engines.sequential.MAX_COHORT", 1)
+    alone = fit(tmp_path, "sequential", algorithm)
+    assert torch.equal(together.server.z, alone.server.z)
+    torch.testing.assert_close(vectorized.server.z, alone.server.z, rtol=1e-12, atol=1e-14)
+
+
+def test_personal_epochs_beside_local_steps(tmp_path):
+    options = {"local_epochs": None, "local_steps": 4, "clients_per_round": 6}
+    ours, theirs = (
+        fit(tmp_path, engine, lambda: Ditto(0.1, personal_epochs=1), **options).clients
+        for engine in ("vectorized", "sequential")
+    )
+    for client in range(6):
+        vectors = (clients.vector("local_model", client) for clients in (ours, theirs))
+        torch.testing.assert_close(*vectors, rtol=1e-12, atol=1e-13)
 
 
 # refusals

@@ -104,7 +104,9 @@ def test_any_order_of_events_keeps_the_rows_in_memory(seed):
             assert rows.read("x", client).equal(committed.get(client, start))
             assert rows.read("x", client, staged=True).equal((committed | staged).get(client, start))
         some = rng.sample(range(8), rng.randint(1, 8))
-        assert rows.gather("x", some).equal(torch.stack([committed.get(client, start) for client in some]))
+        for is_staged, values in ((False, committed), (True, committed | staged)):
+            expected = torch.stack([values.get(client, start) for client in some])
+            assert rows.gather("x", some, staged=is_staged).equal(expected)
 
 
 def test_scalars_staged_cohort_after_cohort():

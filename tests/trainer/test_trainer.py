@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, Timer
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader
 
-from fedbc_lightning import ClientSampler, ConfigurationError, FedAvg, FedBC, FedProx
+from fedbc_lightning import ClientSampler, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import RoundCheckpoint
 
 
@@ -46,14 +46,10 @@ def fit(root, algorithm=None, model=None, data=None, **kwargs):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Three rounds of FedBC beside callbacks of Lightning's, and what the hooks were called with."""
-    torch.manual_seed(7)
-    expected = torch.rand(3)
     model, data, recorder = make_model(), BoringData(), Recorder()
     callbacks = [recorder, Timer(duration="00:01:00:00"), ModelSummary()]
     trainer = make_trainer(tmp_path_factory.mktemp("run"), name="here", callbacks=callbacks)
-    torch.manual_seed(7)
     trainer.fit(model, data, FedBC(dual_lr=0.01))
-    assert torch.equal(torch.rand(3), expected)  # the caller's generators are untouched
     tables = {name: read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("metrics", "clients", "evaluation")}
     return SimpleNamespace(trainer=trainer, model=model, data=data, hooks=recorder.events, **tables)
 
@@ -158,21 +154,16 @@ def test_the_checkpoint_is_an_ordinary_lightning_one(run):
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-class NaNForClient(BoringModel):
-    """Its loss is NaN for some clients."""
-
-    bad = ()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss * float("nan") if self.trainer.current_client in self.bad else loss
-
-
 def test_a_nonfinite_client_is_left_out_and_keeps_its_state(tmp_path):
     """DESIGN section 3."""
-    model = make_model(NaNForClient)
-    model.bad = (2,)
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), model=model, clients_per_round=1.0, max_rounds=2)
+
+    class Model(BoringModel):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if self.trainer.current_client == 2 else loss
+
+    options = {"clients_per_round": 1.0, "max_rounds": 2}
+    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), model=make_model(Model), **options)
     rows = read_csv(f"{trainer.log_dir}/clients.csv")
     assert {row["client"] for row in rows if row["status"] == "nonfinite"} == {"2"}
     assert all(float(row["weight"]) == 0 for row in rows if row["client"] == "2")
@@ -181,22 +172,6 @@ def test_a_nonfinite_client_is_left_out_and_keeps_its_state(tmp_path):
     initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
     assert torch.equal(trainer.clients.vector("local_model", 2)[: len(initial)], initial)
     assert read_csv(f"{trainer.log_dir}/metrics.csv")[-1]["num_clients/nonfinite"] == "1.0"
-
-
-def test_if_no_client_is_finite_the_run_stops_before_anything_is_lost(tmp_path):
-    class Model(NaNForClient):
-        def training_step(self, batch, batch_idx):
-            self.bad = range(6) if self.trainer.current_round == 3 else ()
-            return super().training_step(batch, batch_idx)
-
-    trainer = make_trainer(tmp_path, max_rounds=5)
-    with pytest.raises(ConfigurationError, match=r"round 3: loss or weights of all clients became NaN"):
-        trainer.fit(make_model(Model), BoringData(), FedAvg())
-    assert trainer.finished_round == 2
-    reference, _ = fit(tmp_path / "reference", model=make_model(NaNForClient), max_rounds=2)
-    assert torch.equal(trainer.server.z, reference.server.z)
-    saved = torch.load(f"{trainer.log_dir}/checkpoints/last.ckpt", weights_only=True)
-    assert saved["fedbc_lightning"]["round"] == 2
 
 
 @pytest.mark.parametrize(
@@ -242,37 +217,12 @@ def test_round_checkpoint_leaves_validate_alone(tmp_path, is_trained):
     assert keep.best == (math.inf if is_trained else None)
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "global"])
-def test_buffer_policies(tmp_path, buffers):
+def test_global_buffers_stay_as_they_were(tmp_path):
     """DESIGN section 2."""
-    trainer, model = fit(tmp_path, FedAvg(weighting="uniform"), buffers=buffers, clients_per_round=1.0, max_rounds=1)
-    d = trainer.layout.num_parameters
-    rows = torch.stack([trainer.clients.vector("local_model", i)[d:] for i in range(6)])
-    mean = rows.double().mean(0).float()
-    initial = torch.cat([torch.zeros(8), torch.ones(8)])
-    expected = initial if buffers == "global" else mean
-    torch.testing.assert_close(trainer.server["buffers"], expected, rtol=0, atol=0)
-    torch.testing.assert_close(model.net[1].running_mean, expected[:8], rtol=0, atol=0)
-    steps = max(math.ceil(math.ceil(0.8 * (20 + 30 * i)) / 16) for i in range(6))
-    assert model.net[1].num_batches_tracked.item() == (0 if buffers == "global" else steps)
-    if buffers == "local":
-        assert torch.equal(trainer.clients.vector("local_buffers", 3), rows[3])
-
-
-@pytest.mark.parametrize(("precision", "of_weights"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)])
-def test_bf16_computes_in_bf16_and_aggregates_in_float32(tmp_path, precision, of_weights):
-    seen = set()
-
-    class Model(BoringModel):
-        def forward(self, inputs):
-            outputs = super().forward(inputs)
-            seen.add((outputs.dtype, self.net[0].weight.dtype))
-            return outputs
-
-    trainer, _ = fit(tmp_path, FedProx(mu=0.1), model=make_model(Model), precision=precision, max_rounds=1)
-    assert seen == {(torch.bfloat16, of_weights)}
-    assert trainer.server.z.dtype == torch.float32
-    assert (trainer.server.z != trainer.server.z.bfloat16().float()).any()
+    trainer, model = fit(tmp_path, FedAvg(weighting="uniform"), buffers="global", clients_per_round=1.0, max_rounds=1)
+    assert trainer.server["buffers"].tolist() == [0.0] * 8 + [1.0] * 8
+    assert not model.net[1].running_mean.any()
+    assert model.net[1].num_batches_tracked.item() == 0
 
 
 def test_a_parameter_without_gradient_is_left_alone_as_under_torch(tmp_path):
@@ -317,23 +267,6 @@ def test_local_steps_are_counted_and_cut_across_epochs(tmp_path):
     assert {row["num_steps"] for row in read_csv(f"{trainer.log_dir}/clients.csv")} == {"7"}
 
 
-def test_a_scheduler_of_interval_round_sets_the_start_lr(tmp_path):
-    """DESIGN section 6."""
-    seen = []
-
-    class Model(BoringModel):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "round"}}
-
-        def on_client_start(self, client):
-            seen.append(self.optimizers().param_groups[0]["lr"])
-
-    fit(tmp_path, model=make_model(Model))
-    assert seen == [0.1] * 3 + [0.05] * 3 + [0.025] * 3
-
-
 def test_a_sampler_that_returns_nonsense_is_named(tmp_path):
     class Twice(ClientSampler):
         def __call__(self, num_clients, num_sampled, seed, round):
@@ -371,16 +304,6 @@ def test_module_asks_its_trainer_for_something_else(tmp_path):
         fit(tmp_path, model=make_model(Model), local_epochs=2)
 
 
-def test_a_few_clients_carrying_the_mean_are_warned_of_once(tmp_path, caplog):
-    fit(tmp_path, FedBC(dual_lr=0.0), max_rounds=3)
-    assert sum("sampled clients are all 0" in record.message for record in caplog.records) == 1
-
-
-def test_a_monitor_that_nothing_logs_is_named_before_training(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"monitors 'acuracy/global'.*accuracy/global"):
-        fit(tmp_path, callbacks=EarlyStopping("acuracy/global"))
-
-
 def test_scratch_buffers_do_not_leak_and_written_frozen_parameters_travel(tmp_path):
     seen = []
 
@@ -414,15 +337,6 @@ def test_scratch_buffers_do_not_leak_and_written_frozen_parameters_travel(tmp_pa
     assert trainer.server["buffers"][-1].item() == pytest.approx(mean)
 
 
-def test_a_forgotten_return_is_named(tmp_path):
-    class Model(BoringModel):
-        def training_step(self, batch, batch_idx):
-            super().training_step(batch, batch_idx)
-
-    with pytest.raises(ConfigurationError, match="return loss"):
-        fit(tmp_path, model=make_model(Model))
-
-
 def methods_of_loaders():
     return [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")]
 
@@ -441,15 +355,6 @@ def test_dataloaders_are_as_torch_made_them_in_a_run_and_after_one_that_fails(tm
         fit(tmp_path, model=make_model(Model))
     assert seen == [methods]
     assert methods_of_loaders() == methods
-
-
-def test_a_state_that_could_not_be_read_back_is_refused_at_the_start(tmp_path):
-    class Odd(Callback):
-        def state_dict(self):
-            return {"folder": tmp_path}
-
-    with pytest.raises(ConfigurationError, match="PosixPath"):
-        fit(tmp_path, callbacks=Odd())
 
 
 def test_draws_in_round_hooks_are_a_function_of_the_round(tmp_path):
