@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -15,8 +16,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.contrasted_step import find_layer
 from fedbc_lightning.engines.local_step import Training
-from fedbc_lightning.engines.oracle import Oracle
-from fedbc_lightning.engines.solver_run import weight_decay_terms
+from fedbc_lightning.engines.solver_run import Oracle, weight_decay_terms
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, Term
 from fedbc_lightning.local.engine import Trains
@@ -45,14 +45,17 @@ class BaseEngine(ABC):
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, self.layout, self.datamodule = bench, bench.layout, bench.datamodule
-        self.is_plain_sgd, self.has_full_precision = bench.is_plain_sgd, bench.has_full_precision
+        self.is_plain_sgd = bench.optimizer.is_plain_sgd and not bench.changes_gradients
+        is_mixed = isinstance(bench.user.precision, MixedPrecision)
+        self.has_full_precision = bench.layout.dtype.itemsize >= 4 and not is_mixed
         self.has_schedulers, self.has_solver = bool(bench.optimizer.schedulers), False
         self.component_shares = bench.component_shares
 
     @property
     def sgd_momentum(self) -> float | None:
         """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
-        return None if self.has_schedulers or self.has_solver else self.bench.sgd_momentum
+        is_changed = self.has_schedulers or self.has_solver or self.bench.changes_gradients
+        return None if is_changed else self.bench.optimizer.sgd_momentum
 
     def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
         """Return what evaluates several clients at once in a stage, or None if they are evaluated one by one.
@@ -73,21 +76,11 @@ class BaseEngine(ABC):
         """
 
     def solve(
-        self,
-        cohort: Cohort,
-        start: Tensor,
-        terms: Sequence[Term] = (),
-        *,
-        solver: Solver | None = None,
-        after_step: AfterStep | None = None,
-        contrast: ModelContrast | None = None,
-        epochs: int | None = None,
-        lr_scale: float = 1.0,
-        record_gradient_mean: bool = False,
-        purpose: str = "client",
-        is_last: bool = True,
+        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
+        after_step: AfterStep | None = None, contrast: ModelContrast | None = None, epochs: int | None = None,
+        lr_scale: float = 1.0, record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
         trains: Trains = "all",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
         if start.shape[-1] not in (self.layout.num_parameters, self.layout.num_parameters + self.layout.num_buffers):
             raise ConfigurationError(

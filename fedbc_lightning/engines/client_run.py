@@ -24,7 +24,7 @@ from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local.rows import of_each
+from fedbc_lightning.local.terms import of_each
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import locate_step, place_in_run, refuse_loss
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
@@ -203,6 +203,10 @@ class ClientRun(ABC):
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()
+
+    def step_schedulers(self) -> None:
+        """Step the schedulers of interval ``epoch``, at the end of one."""
+        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def count_step(self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1) -> None:
         """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps.
@@ -399,10 +403,6 @@ class OptimizerRun(ClientRun):
         to_device = self.user.to_device
         first = to_device(batches[0])
         return batches if first is batches[0] else [first, *map(to_device, batches[1:])]
-
-    def step_schedulers(self) -> None:
-        """Step the schedulers of interval ``epoch``, at the end of one."""
-        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     # the ways to take a step
 

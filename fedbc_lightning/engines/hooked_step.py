@@ -117,7 +117,7 @@ class HookedStep:
         if self._bench.overridden["optimizer_step"]:
             module.optimizer_step(self._run.current_epoch, batch_idx, optimizer, closure)
         elif self._optimizer.needs_closure:
-            optimizer.step(closure)  # type: ignore[arg-type]
+            optimizer.step(closure)
         else:
             closure()
             if self._bench.scaler is None:

@@ -1,9 +1,10 @@
-"""Local training by a solver that writes out its own steps."""
+"""Local training by a solver that writes out its own steps, on losses and gradients at any point."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import Training
-from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.engines.step_function import collecting
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Proximal, Term
-from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.module.collector import MetricCollector, batch_size_of
+from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
 
 
@@ -41,17 +43,78 @@ class Batch:
     loss: Tensor | None = None
 
 
+class Oracle:
+    """Evaluates the user's ``training_step`` on one batch at a point w (K, d), K = 1, under Fabric's precision.
+
+    What the step logs is dropped unless it is asked for. The floating-point buffers are left as the user's layers move
+    them.
+
+    Args:
+        bench: The workbench; it then holds w.
+        calls_hooks: Whether the hooks around backward are called.
+
+    Attributes:
+        has_loss: Whether the last evaluation returned a loss, not None.
+    """
+
+    def __init__(self, bench: Workbench, *, calls_hooks: bool = True) -> None:
+        self.bench, self.user, self.layout = bench, bench.user, bench.layout
+        self._calls_hooks = calls_hooks
+        self.has_loss = False
+
+    def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss at w, a scalar in the master dtype; it is 0 if ``training_step`` returns None."""
+        self._go_to(w)
+        with torch.no_grad(), collecting(self.user, MetricCollector()):
+            loss, _ = self.user.training_step(batch, batch_idx)
+        return self._scalar(loss)
+
+    def loss_and_gradient(
+        self, w: Tensor, batch: Any, batch_idx: int, *, is_logged: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss, a scalar, and the gradient (1, d) at w; the gradient is 0 for parameters without one."""
+        self._go_to(w)
+        for parameter in self.layout.parameters:
+            parameter.grad = None
+        with torch.enable_grad(), nullcontext() if is_logged else collecting(self.user, MetricCollector()):
+            loss, _ = self.user.training_step(batch, batch_idx)
+            if loss is not None:
+                self._backward(loss, batch)
+        gradient = torch.zeros_like(self.bench.grad)
+        self.layout.collect_gradients(gradient)
+        return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
+
+    def _backward(self, loss: Tensor, batch: Any) -> None:
+        hooks = self.user.hooks
+        if self._calls_hooks:
+            hooks.call("on_before_backward", loss)
+        try:
+            self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
+        except RuntimeError:
+            refuse_loss(loss, self.user.module)
+            raise
+        if self._calls_hooks:
+            hooks.call("on_after_backward")
+
+    def _go_to(self, w: Tensor) -> None:
+        # A solver's iterate is a copy in the master dtype, which half precision rounds here.
+        if w.data_ptr() != self.bench.row.data_ptr():
+            self.bench.row.copy_(w[0])
+
+    def _scalar(self, loss: Tensor | None) -> Tensor:
+        self.has_loss = loss is not None
+        # A batch without a loss counts as loss 0 in sums, as Lightning's loop skips it; `has_loss` tells them apart.
+        zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.bench.row.device)
+        return zero if loss is None else loss.detach().reshape(()).to(zero)
+
+
 class SolverSteps(ABC):
-    """The part of a solver's :class:`~fedbc_lightning.local.client.Client` that is alike for one client and for K."""
+    """The part of a solver's :class:`~fedbc_lightning.local.solvers.Client` that is alike for one client and for K."""
 
     bench: Workbench
+    cohort: Cohort
     terms: list[Term]
     num_steps: int
-
-    @property
-    @abstractmethod
-    def first_client(self) -> int:
-        """Index of the first client, which seeds :meth:`same_draws`."""
 
     @abstractmethod
     def evaluate(self, w: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
@@ -73,7 +136,7 @@ class SolverSteps(ABC):
     def same_draws(self) -> None:
         """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
         bench = self.bench
-        seed = derive(bench.seed, "same draws", bench.round, self.first_client, step=self.num_steps)
+        seed = derive(bench.seed, "same draws", bench.round, self.cohort.ids[0], step=self.num_steps)
         seed_globals(seed, bench.user.device)
 
     def trial_loss(self, w: Tensor, batch: Any) -> Tensor:
@@ -95,7 +158,7 @@ class SolverSteps(ABC):
 
 
 class SolverRun(ClientRun, SolverSteps):
-    """Trains a client by a solver, which sees it as a :class:`~fedbc_lightning.local.engine.Client`.
+    """Trains a client by a solver, which sees it as a :class:`~fedbc_lightning.local.solvers.Client`.
 
     Args:
         bench: The workbench.
@@ -132,7 +195,7 @@ class SolverRun(ClientRun, SolverSteps):
                 )
         self._end_batch()
         if self._raw is not None:
-            self._end_epoch()
+            self.end_epoch()
         solver.end(self)
         self.bench.row.copy_(self.w[0])
 
@@ -154,7 +217,7 @@ class SolverRun(ClientRun, SolverSteps):
         found = next(self._raw, None) if self._raw is not None else None
         if found is None:
             if self._raw is not None:
-                self._end_epoch()
+                self.end_epoch()
                 self.epoch += 1
             self.start_epoch(self.epoch)
             self._raw = enumerate(self.loader)
@@ -167,17 +230,13 @@ class SolverRun(ClientRun, SolverSteps):
         self.hooks.call("on_train_batch_start", data, index)
         return self._batch
 
-    @property
-    def first_client(self) -> int:
-        """Index of the client."""
-        return self.client
-
     def evaluate(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss at w, (1, 1), and its gradient (1, d), both without the terms."""
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
             batch.is_counted, batch.loss = True, loss
-            self._count(loss, batch.size)
+            if self.oracle.has_loss:
+                self.count_loss(loss, batch.size)
         return loss.reshape(1, 1), gradient
 
     def evaluate_loss(self, w: Tensor, batch: Batch) -> Tensor:
@@ -200,7 +259,8 @@ class SolverRun(ClientRun, SolverSteps):
         size = batch_size_of(batch, 1)
         self.collector.start_batch(batch, size)
         loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
-        self._count(loss, size)
+        if self.oracle.has_loss:
+            self.count_loss(loss, size)
         # Shares m_j / m times their number: the plain mean over batches of unequal sizes is then the gradient of f_i.
         return self.add_terms(gradient * (shares[index] * len(shares)), w)
 
@@ -216,18 +276,15 @@ class SolverRun(ClientRun, SolverSteps):
 
     # parts
 
-    def _count(self, loss: Tensor, size: int) -> None:
-        if self.oracle.has_loss:
-            self.count_loss(loss, size)
-
     def _end_batch(self) -> None:
         if self._batch is not None:
             self.hooks.call("on_train_batch_end", {"loss": self._batch.loss}, self._batch.data, self._batch.index)
             self._batch = None
 
-    def _end_epoch(self) -> None:
-        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
-        self.end_epoch()
+    def end_epoch(self) -> None:
+        """Call what belongs after the last batch of an epoch."""
+        self.step_schedulers()
+        super().end_epoch()
 
     def _quiet_schedulers(self) -> None:
         """Let the user's optimizer take a step without gradients: torch's schedulers warn of one that never stepped."""

@@ -46,19 +46,14 @@ class StepOutput:
 
 
 def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
-    """Return the values and batch sizes of logged calls that are tensors."""
-    return [part for call in calls for part in (call.value, call.batch_size) if isinstance(part, Tensor)]
+    """Return the values of logged calls that are tensors."""
+    return [call.value for call in calls if isinstance(call.value, Tensor)]
 
 
 def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[LoggedCall]:
     """Return the calls with the given tensors in place of their own."""
     tensors = iter(values)
-    found = []
-    for call in calls:
-        parts = {name: part for name, part in vars(call).items() if isinstance(part, Tensor)}
-        changed: dict[str, Any] = {name: next(tensors) for name in parts}
-        found.append(replace(call, **changed) if parts else call)
-    return found
+    return [replace(call, value=next(tensors)) if isinstance(call.value, Tensor) else call for call in calls]
 
 
 def log_replayed(
@@ -72,22 +67,16 @@ def log_replayed(
         rows: The tensors in the calls of each step.
         size: Number of samples of each step's batch.
     """
-    if len({call.name for call in calls}) < len(calls) or any(isinstance(call.batch_size, Tensor) for call in calls):
-        for row in rows:
-            for call in with_tensors(calls, row):
-                weight = size if call.batch_size is None else call.batch_size
-                collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=weight)
+    if len({call.name for call in calls}) < len(calls):  # values of one name are added in the order of the steps
+        for call in [call for row in rows for call in with_tensors(calls, row)]:
+            weight = size if call.batch_size is None else call.batch_size
+            collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=weight)
         return
     columns = zip(*rows, strict=True)
     for call in calls:
         values = next(columns) if isinstance(call.value, Tensor) else (call.value,) * len(rows)
         weight = size if call.batch_size is None else call.batch_size
         collector.log_all(call.name, values, reduce_fx=call.reduce_fx, batch_size=weight)
-
-
-def _check_sizes(calls: Sequence[LoggedCall]) -> None:
-    if any(isinstance(call.batch_size, Tensor) for call in calls):
-        raise NotRecordableError("it logs with a batch_size that is a tensor")
 
 
 class LoggedCalls:
@@ -105,14 +94,12 @@ class LoggedCalls:
         """Keep one call of ``self.log``."""
         if self._collector is not None:
             self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
-        elif isinstance(value, Metric):
-            raise NotRecordableError(f"self.log('{name}') logs a Metric")
+        elif isinstance(value, Metric) or isinstance(batch_size, Tensor):
+            raise NotRecordableError(f"self.log('{name}') logs a Metric, or with a batch_size that is a tensor")
         else:
             value = one_number(name, value)
         if isinstance(value, Tensor):
             value = value.detach().reshape(()).clone()  # the step may go on to change it in place
-        if isinstance(batch_size, Tensor):
-            batch_size = batch_size.detach().reshape(()).clone()
         self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
 
 
@@ -186,7 +173,6 @@ class StepFunction:
 
         def loss_of(leaves: Sequence[Tensor], others: Sequence[Tensor], batch: Sequence[Tensor]) -> tuple:
             loss, logged = self._call([*leaves, *others], batch, batch_idx)
-            _check_sizes(logged)
             calls[:] = logged
             return loss, (loss.detach(), tensors_of(logged))
 
@@ -211,7 +197,6 @@ class StepFunction:
 
         def logged(parameters: list[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
             calls[:] = self._logged(parameters, batch, 0)[1]
-            _check_sizes(calls)
             return tensors_of(calls)
 
         # An evaluation that draws numbers would give each client other ones than alone; vmap refuses it.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -200,17 +199,7 @@ class Workbench:
     # what a step consists of
 
     @property
-    def is_plain_sgd(self) -> bool:
-        """Whether every local step is exactly ``w -= lr * grad``."""
-        return self.optimizer.is_plain_sgd and not self._changes_gradients
-
-    @property
-    def sgd_momentum(self) -> float | None:
-        """Momentum, if every local step is that of SGD without Nesterov and dampening; else None."""
-        return None if self._changes_gradients else self.optimizer.sgd_momentum
-
-    @property
-    def _changes_gradients(self) -> bool:
+    def changes_gradients(self) -> bool:
         """Whether gradients are clipped, or the module takes the optimizer's step itself."""
         own = any(self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping"))
         return bool(self.local.gradient_clip_val) or own
@@ -231,11 +220,6 @@ class Workbench:
             self.has_client_hooks or self._transfers_batches or optimizer.schedulers or optimizer.is_made_anew
             or optimizer.has_step_hooks
         )  # fmt: skip
-
-    @property
-    def has_full_precision(self) -> bool:
-        """Whether losses and gradients are computed in float32 or float64 throughout."""
-        return self.layout.dtype.itemsize >= 4 and not isinstance(self.user.precision, MixedPrecision)
 
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
         """Return learning rates by parameter: (1, 1) if one group holds all, else (1, d), 0 outside of the groups."""

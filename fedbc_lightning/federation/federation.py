@@ -113,9 +113,9 @@ class Federation:
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self._is_engine_by_rule = engine == "auto"
-        # By the number of clients that a process trains in the first round
+        # By the expected number of clients per process: a Poisson sampler's own number depends on the seed.
         self.engine_kind: choice.Kind = (
-            choice.choose(self.bench, algorithm, len(self.participation.sample(1)) // fabric.world_size)
+            choice.choose(self.bench, algorithm, self.participation.num_sampled // fabric.world_size)
             if engine == "auto"
             else engine
         )

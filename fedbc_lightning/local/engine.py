@@ -12,10 +12,9 @@ from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
-    from fedbc_lightning.local.after_step import AfterStep
     from fedbc_lightning.local.contrast import ModelContrast
     from fedbc_lightning.local.solvers import Solver
-    from fedbc_lightning.local.terms import Term
+    from fedbc_lightning.local.terms import AfterStep, Term
 
 
 Trains = Literal["all", "shared", "local"]
@@ -66,21 +65,11 @@ class Engine(Protocol):
         """
 
     def solve(
-        self,
-        cohort: Cohort,
-        start: Tensor,
-        terms: Sequence[Term] = (),
-        *,
-        solver: Solver | None = None,
-        after_step: AfterStep | None = None,
-        contrast: ModelContrast | None = None,
-        epochs: int | None = None,
-        lr_scale: float = 1.0,
-        record_gradient_mean: bool = False,
-        purpose: str = "client",
-        is_last: bool = True,
+        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
+        after_step: AfterStep | None = None, contrast: ModelContrast | None = None, epochs: int | None = None,
+        lr_scale: float = 1.0, record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
         trains: Trains = "all",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train the cohort from ``start``, by default local training or by a solver's own steps.
 
         This fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and

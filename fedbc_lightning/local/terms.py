@@ -6,13 +6,18 @@ clipping, for the trainable parameters only. Therefore a term works with any opt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedbc_lightning.state.cohort import Cohort
+    from fedbc_lightning.state.declaration import ServerState
 
 
 class Term(Protocol):
@@ -139,3 +144,154 @@ class Linear:
     def first(self, num_rows: int) -> Linear:
         """Return the term of the first `num_rows` clients."""
         return self if self.vector.ndim == 1 else Linear(self.vector[:num_rows])
+
+
+class AfterStep(Protocol):
+    """Changes the iterate between two optimizer steps."""
+
+    def apply(self, w: Tensor, step_size: Tensor) -> None:
+        """Change ``w`` (K, d) in place; ``step_size`` (K, 1) or (K, d) holds the learning rates of the last step."""
+
+    def rows(self, num_clients: int) -> Sequence[AfterStep]:
+        """Return one change for each of the K = ``num_clients`` clients, which takes ``w`` (1, d)."""
+
+
+class MixWith:
+    """Mixes w with a target after each step, as Fed+ does: w ← κ w + (1 − κ) target with κ = 1 / (1 + ησ).
+
+    η is the learning rate of that step.
+
+    Args:
+        sigma: Strength σ ≥ 0 of the pull; 0 leaves w unchanged.
+        target: The target z + θ_i, (d,) or (K, d).
+
+    Example:
+        >>> import torch
+        >>> w = torch.tensor([[2.0]])
+        >>> MixWith(1.0, torch.tensor([0.0])).apply(w, torch.tensor([[1.0]]))
+        >>> w
+        tensor([[1.]])
+
+    References:
+        Kundu et al., "Robustness and Personalization in Federated Learning" (Fed+), Algorithm 1.
+    """
+
+    def __init__(self, sigma: float, target: Tensor) -> None:
+        self.sigma, self.target = sigma, target
+
+    def apply(self, w: Tensor, step_size: Tensor) -> None:
+        """Mix ``w`` (K, d) with the target in place."""
+        # The implicit step on σ/2 ‖w − target‖²: stable for any η and σ, where an explicit one needs ησ < 2.
+        kappa = 1 / (1 + step_size * self.sigma)
+        w.mul_(kappa).add_((1 - kappa) * self.target)
+
+    def rows(self, num_clients: int) -> list[MixWith]:
+        """Return the mixing of each client alone."""
+        return [MixWith(self.sigma, target) for target in rows_of(self.target, num_clients)]
+
+
+def of_each(part: Any, num_clients: int) -> Sequence[Any]:
+    """Split a term or an after-step into one for each of K clients, by its ``rows(K)`` or else by :class:`RowOf`."""
+    if hasattr(part, "rows"):
+        return part.rows(num_clients)
+    return [RowOf(part, k, num_clients) for k in range(num_clients)]
+
+
+class RowOf:
+    """Client k's part of a user's term or after-step that has no ``rows`` and works on all K clients only.
+
+    Row k of its result depends on row k of w alone. So it is called with K copies of the client's row, and row k of
+    the result is taken.
+
+    Args:
+        part: The term or after-step.
+        k: Position of the client among the K.
+        num_clients: Number of clients of the part, K.
+    """
+
+    def __init__(self, part: Any, k: int, num_clients: int) -> None:
+        self._part, self._k, self._num_clients = part, k, num_clients
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the term of all K clients is zero."""
+        return self._part.is_zero
+
+    def add_gradient(self, grad: Tensor, w: Tensor) -> None:
+        """Add the client's gradient at ``w`` (1, d) to ``grad`` (1, d), in place."""
+        # K times the work of one row, but a user's term needs to know nothing about cohorts.
+        grads = torch.zeros_like(grad).repeat(self._num_clients, 1)
+        self._part.add_gradient(grads, w.repeat(self._num_clients, 1))
+        grad += grads[self._k]
+
+    def value(self, w: Tensor) -> Tensor:
+        """Return the client's value of the term at ``w`` (1, d), shape (1,)."""
+        return self._part.value(w.repeat(self._num_clients, 1))[self._k : self._k + 1]
+
+    def apply(self, w: Tensor, step_size: Tensor) -> None:
+        """Change the client's ``w`` (1, d) in place."""
+        rows = w.repeat(self._num_clients, 1)
+        self._part.apply(rows, step_size)
+        w.copy_(rows[self._k])
+
+
+class TermFactory:
+    """Makes the term of one cohort in one round.
+
+    Attributes:
+        client: Names of the client state that the factory reads.
+        server: Names of the server vectors that the factory reads.
+    """
+
+    client: Collection[str] = ()
+    server: Collection[str] = ()
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """Return the term for the clients of this cohort in this round."""
+        raise NotImplementedError
+
+
+class ProximalTerm(TermFactory):
+    """Makes the term c/2 ‖w − centre‖² with the gradient c (w − centre), where c = factor x coefficient.
+
+    Args:
+        coefficient: A number, or the name of a client scalar; ``dual`` with factor 2 gives FedBC's 2 λ_i (w − z).
+        factor: Factor on the coefficient.
+        center: The centre: ``z``, or the name of a client vector or model.
+    """
+
+    def __init__(self, coefficient: float | str, factor: float = 1.0, center: str = "z") -> None:
+        self.coefficient, self.factor, self.center = coefficient, factor, center
+        self.client = [name for name in (coefficient, center) if isinstance(name, str) and name != "z"]
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """Return a :class:`~fedbc_lightning.local.Proximal` term for this cohort."""
+        given = self.coefficient
+        coefficient = cohort[given] if isinstance(given, str) else given
+        # A client's model (d + b,) has buffers at its end, which have no gradient and so no place in a term.
+        center = server.z if self.center == "z" else cohort[self.center][:, : server.z.numel()]
+        return Proximal(self.factor * coefficient, center)
+
+
+class LinearTerm(TermFactory):
+    """Makes the term ⟨v, w⟩ with the gradient v = Σ factor x vector over named vectors.
+
+    Args:
+        client: Factors of the client vectors by name, e.g. ``{correction: -1.0}``.
+        server: Factors of the server vectors by name, e.g. ``{control: 1.0}``.
+    """
+
+    def __init__(self, client: dict[str, float] | None = None, server: dict[str, float] | None = None) -> None:
+        self.client: dict[str, float] = client or {}
+        self.server: dict[str, float] = server or {}
+        if not self.client and not self.server:
+            raise ConfigurationError("algorithm.terms: LinearTerm without a vector; name one under client or server.")
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """Return a :class:`~fedbc_lightning.local.Linear` term for this cohort."""
+        vector = torch.zeros_like(server.z)[None]
+        for name, factor in self.client.items():
+            vector = vector + factor * cohort[name]
+        for name, factor in self.server.items():
+            vector = vector + factor * server[name]
+        return Linear(vector)

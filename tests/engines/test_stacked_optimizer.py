@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
+from fedbc_lightning.engines.stacked.stacked_bench import StackedOptimizer
 from fedbc_lightning.module.schedulers import Configured
 
 SLICES = [slice(0, 4), slice(4, 9)]

@@ -67,6 +67,8 @@ def test_prox_keeps_shape_dtype_and_input_and_knows_zero(penalty, dtype):
     v = points(3, dtype=dtype)
     v[1] = 0
     before = v.clone()
+    assert torch.equal(penalty(0.0).prox(v), v)
+    assert not penalty(math.inf).prox(v).any()
     for delta in (0.0, 1e-3, 1.0, math.inf):
         theta = penalty(delta).prox(v)
         assert theta.shape == v.shape
@@ -74,13 +76,6 @@ def test_prox_keeps_shape_dtype_and_input_and_knows_zero(penalty, dtype):
         assert theta.isfinite().all()
         assert not theta[1].any()
         assert torch.equal(v, before)
-
-
-@simple_penalties
-def test_delta_zero_lets_go_and_infinity_holds(penalty):
-    v = points(4)
-    assert torch.equal(penalty(0.0).prox(v), v)
-    assert not penalty(math.inf).prox(v).any()
 
 
 @simple_penalties
@@ -102,14 +97,6 @@ def test_pull_of_blocks_and_of_a_prox_of_ones_own():
     torch.testing.assert_close(Half(0.1).pull(v), v / 2)
 
 
-@simple_penalties
-def test_clients_do_not_mix(penalty):
-    v = points(4)
-    together = penalty(0.4).prox(v)
-    for k in range(4):
-        torch.testing.assert_close(penalty(0.4).prox(v[k : k + 1])[0], together[k], rtol=1e-15, atol=0)
-
-
 def test_closed_forms():
     v = torch.tensor([[3.0, -4.0], [0.3, -0.4]])
     torch.testing.assert_close(SquaredNorm(0.25).prox(v), v / 1.25)
@@ -126,37 +113,15 @@ def test_delta_is_not_negative(penalty, delta):
         penalty(delta)
 
 
-@simple_penalties
-def test_simple_penalties_are_bound_as_they_are(penalty):
-    given = penalty(0.1)
-    assert given.bind(net_layout()) is given
-
-
 # layer-wise
 
 
 def test_each_pattern_has_its_own_penalty_over_all_its_parameters():
-    rules = {"head.*": Norm(0.5), "*.weight": AbsoluteNorm(0.2)}
+    rules = {"body.*": AbsoluteNorm(0.2)}
     v = points(4)
-    theta = Layerwise(rules, default=SquaredNorm(3.0)).bind(net_layout()).prox(v)
-    torch.testing.assert_close(theta[:, :1], v[:, :1] / 4)
+    theta, rest = Layerwise(rules, default=Norm(0.5)).bind(net_layout()).prox(v), [0, 3, 4, 5]
     torch.testing.assert_close(theta[:, 1:3], AbsoluteNorm(0.2).prox(v[:, 1:3]))
-    torch.testing.assert_close(theta[:, 3:], Norm(0.5).prox(v[:, 3:]))  # one norm over weight and bias
-
-
-def test_parameters_of_one_pattern_need_not_be_neighbours():
-    v = points(4)
-    theta = Layerwise({"body.*": SquaredNorm(1.0)}, default=Norm(0.5)).bind(net_layout()).prox(v)
-    elsewhere = [0, 3, 4, 5]
-    torch.testing.assert_close(theta[:, 1:3], v[:, 1:3] / 2)
-    torch.testing.assert_close(theta[:, elsewhere], Norm(0.5).prox(v[:, elsewhere]))
-
-
-@pytest.mark.parametrize("rules", [{}, {"*": Norm(0.5)}])
-def test_one_penalty_for_all(rules):
-    v = points(4)
-    theta = Layerwise(rules, default=Norm(0.5)).bind(net_layout()).prox(v)
-    torch.testing.assert_close(theta, Norm(0.5).prox(v), rtol=0, atol=0)
+    torch.testing.assert_close(theta[:, rest], Norm(0.5).prox(v[:, rest]))  # one norm, though they are no neighbours
 
 
 def test_binding_leaves_the_given_penalty_unbound_for_other_models():
@@ -276,22 +241,6 @@ def test_layerwise_is_each_block_on_its_own():
     torch.testing.assert_close(z[3:], smoothed_center(w[:, 3:], Norm(0.5)), rtol=0, atol=1e-7)
 
 
-@simple_penalties
-def test_the_centre_moves_along_with_the_models_and_not_with_their_order(penalty):
-    w, shift = points(7), torch.arange(6.0, dtype=torch.float64)
-    z = smoothed_center(w, penalty(0.3))
-    torch.testing.assert_close(smoothed_center(w + shift, penalty(0.3)) - shift, z, rtol=0, atol=1e-6)
-    torch.testing.assert_close(smoothed_center(w.flip(0), penalty(0.3)), z, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("penalty", [Norm(1.0), AbsoluteNorm(1.0)], ids=lambda penalty: type(penalty).__name__)
-def test_a_few_models_far_away_do_not_move_it_far(penalty):
-    w = points(9)
-    w[:3] = 50
-    z = smoothed_center(w, penalty)
-    assert (z - w[3:].mean(dim=0)).abs().max() < 3
-
-
 class Counted(AbsoluteNorm):
     """Counts the sweeps."""
 
@@ -302,6 +251,14 @@ class Counted(AbsoluteNorm):
         return super().pull(v)
 
 
+def test_clients_far_beyond_delta_need_few_sweeps():
+    """The mean is a million deltas from two of three models; a sweep with the number of clients below moves by one."""
+    penalty = Counted(0.1)
+    z = smoothed_center(torch.tensor([[0.0], [0.0], [3e5]]), penalty)
+    torch.testing.assert_close(z.item(), 0.05, rtol=0, atol=1e-7)
+    assert penalty.num_calls < 60
+
+
 @pytest.mark.parametrize(("scale", "tolerance"), [(1e-9, 1e-8), (1.0, 1e-7), (1e9, 1e2)])
 def test_sweeps_end_at_a_step_of_1e_minus_8_absolute_below_norm_one_and_relative_above(scale, tolerance):
     """In units of scale z is 23/24: there one pull of 1/8 meets three of 1/24."""
@@ -309,14 +266,6 @@ def test_sweeps_end_at_a_step_of_1e_minus_8_absolute_below_norm_one_and_relative
     z = smoothed_center(scale * torch.tensor([[0.0], [1.0], [1.0], [1.0]], dtype=torch.float64), penalty)
     torch.testing.assert_close(z.item(), scale * 23 / 24, rtol=0, atol=tolerance)
     assert penalty.num_calls == 1 if scale < 1e-8 else penalty.num_calls <= 15
-
-
-def test_clients_far_beyond_delta_need_few_sweeps():
-    """The mean is a million deltas from two of three models; a sweep with the number of clients below moves by one."""
-    penalty = Counted(0.1)
-    z = smoothed_center(torch.tensor([[0.0], [0.0], [3e5]]), penalty)
-    torch.testing.assert_close(z.item(), 0.05, rtol=0, atol=1e-7)
-    assert penalty.num_calls < 60
 
 
 def test_unfinished_sweeps_are_said_once_per_penalty(caplog, monkeypatch):

@@ -1,11 +1,12 @@
-"""Local training of K clients at once: their start, their gradients and result, and steps of the user's optimizer."""
+"""Local training of K clients at once: their start, gradients and result, and steps of an optimizer or a solver."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,12 +17,16 @@ from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
+
+if TYPE_CHECKING:
+    from fedbc_lightning.local.solvers import Client
 
 # Number of clients below which single steps cost less than a mapped step on batches of an unusual size.
 FEW = 6
@@ -161,12 +166,8 @@ class CohortRun:
 
     # the end
 
-    def batches_passed(self, steps: list[int]) -> list[int]:
-        """Return the number of batches that each client has seen in its steps."""
-        return steps
-
-    def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
-        """Hand the cohort what local training ended with, and what it counted and logged."""
+    def finish(self, steps: list[int], passed: list[int], gradient_sum: Tensor | None = None) -> None:
+        """Hand the cohort what local training ended with after so many steps and batches of each client."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
         losses = self.counted.losses()
         result = LocalResult(
@@ -178,7 +179,7 @@ class CohortRun:
             losses=losses.tolist(),
             are_losses_finite=torch.isfinite(losses).tolist(),
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
-            taken=self._taken(steps),
+            taken=self._taken(steps, passed),
             records=self.counted.records(steps),
             gradient_mean=(
                 self.shared(gradient_sum) / counts.to(self.w)[:, None] if gradient_sum is not None else None
@@ -186,13 +187,13 @@ class CohortRun:
         )
         self.cohort.take(result)
 
-    def _taken(self, steps: list[int]) -> list[Taken]:
+    def _taken(self, steps: list[int], passed: list[int]) -> list[Taken]:
         """Return the epochs and steps of each client including this round's, if local schedules go on with them."""
         before = self.cohort.taken_before
         if before is None:
             return []
-        passed = zip(before, self.batches_passed(steps), steps, self.loaders.num_batches.tolist(), strict=True)
-        return [taken.plus(*more) for taken, *more in passed]
+        columns = zip(before, passed, steps, self.loaders.num_batches.tolist(), strict=True)
+        return [taken.plus(*more) for taken, *more in columns]
 
 
 class CohortOptimizerRun(CohortRun):
@@ -219,7 +220,8 @@ class CohortOptimizerRun(CohortRun):
         self.begin(self.grad)
         optimizer = self.optimizer
         self.step.start(lambda active: partial(optimizer.step, active), lambda: self.bench.step_sizes(optimizer.rates))
-        self.finish(self.train(), self.step.gradient_sum)
+        steps = self.train()
+        self.finish(steps, steps, self.step.gradient_sum)
 
     def place(self, row: int) -> str:
         """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
@@ -240,6 +242,105 @@ class CohortOptimizerRun(CohortRun):
                 self.step.take(active)
             self.bench.work.num_steps += active
         return steps
+
+
+@dataclass
+class CohortBatch:
+    """The next batch of every client.
+
+    Attributes:
+        stacks: The batches, stacked by size.
+        is_counted: Whether their losses and what they logged were counted already; the first gradient on them counts.
+    """
+
+    stacks: list[Stack]
+    is_counted: bool = False
+
+
+class CohortSolverRun(CohortRun, SolverSteps):
+    """Trains K clients by a solver, which takes equally many steps for each of them.
+
+    Args:
+        stacked: The workbench for many clients at once.
+        cohort: The K clients.
+        asked: What the method asks for: the solver, and the terms of all K clients.
+
+    Attributes:
+        num_steps: Number of steps taken so far.
+        num_batches: Number of batches per epoch of each client, (K, 1) float64.
+        rates: The user's learning rates: (1, 1), or (1, d) if they differ between parameters.
+    """
+
+    def __init__(self, stacked: StackedBench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(stacked, cohort, asked)
+        self.terms = [*(term for term in asked.terms if not term.is_zero), *weight_decay_terms(stacked.bench)]
+        self.solver: Any = asked.solver
+        self.num_steps = self.num_drawn = 0
+        self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
+
+    def run(self) -> None:
+        """Train all clients, and hand the cohort the result.
+
+        Raises:
+            ConfigurationError: The solver takes different numbers of steps for the clients.
+        """
+        self.begin(self.w)
+        # `check_solver` lets only solvers pass that do without component gradients, which a cohort cannot give.
+        client = cast("Client", self)
+        solver, lengths = self.solver, self.loaders.num_batches.tolist()
+        self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
+        self.rates = self.bench.step_sizes(self.optimizer.rates)
+        steps = torch.as_tensor(solver.num_steps(client)).unique()
+        if len(steps) > 1:
+            raise ConfigurationError(
+                f"algorithm: {type(solver).__name__} takes {int(steps[0])} to {int(steps[-1])} steps for clients that "
+                "are trained at once; call engine.check_solver in the method's check, or use engine: sequential."
+            )
+        num_steps = int(steps)
+        num_drawn = num_steps * solver.batches_per_step
+        # The shortest client passes through the most epochs until all have drawn as many batches.
+        num_epochs = -(-num_drawn // min(lengths))
+        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths))
+        self.bench.work.begin(self.cohort.ids, num_steps * len(lengths))
+        solver.begin(client)
+        for _ in range(num_steps):
+            solver.step(client)
+            self.num_steps += 1
+            self.bench.work.num_steps += len(lengths)
+        solver.end(client)
+        self.finish([num_steps] * len(lengths), [self.num_drawn] * len(lengths))
+
+    # what a solver asks for
+
+    def next_batch(self) -> CohortBatch:
+        """Return the next batch of each client's shuffled data; a new epoch starts whenever one ends.
+
+        Raises:
+            ConfigurationError: The solver draws more batches than its ``batches_per_step`` allows.
+        """
+        try:
+            _, stacks = next(self._batches)
+        except StopIteration:
+            name = type(self.solver).__name__
+            raise ConfigurationError(
+                f"algorithm.solver: {name} draws more batches in a step than its batches_per_step, "
+                f"{self.solver.batches_per_step}; correct that number."
+            ) from None
+        self.num_drawn += 1
+        return CohortBatch(stacks)
+
+    def evaluate(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
+        """Return the losses (K, 1) and their gradients (K, d), both without the terms."""
+        loss, gradient = w.new_empty(len(w), 1), torch.zeros_like(w)
+        for stack in batch.stacks:
+            for part, output in self.gradients(w, stack, gradient):
+                losses = output.loss.reshape(-1).to(loss)
+                rows = upload(torch.from_numpy(part.rows), w.device)
+                loss[rows, 0] = losses[rows] if part.is_aligned else losses
+                if not batch.is_counted:
+                    self.counted.add(part, output)
+        batch.is_counted = True
+        return loss, gradient
 
 
 class Counts:
