@@ -21,7 +21,7 @@ from helpers.programs import forked, run_fresh, run_python, wait_until
 from lightning.pytorch.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import ComposedAlgorithm
 from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, WeightedAverage
 
@@ -74,33 +74,6 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
 def _rounds(root: Path) -> int:
     path = root / "run" / "FedBC-0" / "metrics.csv"
     return path.read_text().count("\n") if path.is_file() else 0
-
-
-def test_an_interrupted_round_is_taken_back_and_resumed(tmp_path):
-    class Stops(BoringModel):
-        at = None
-
-        def training_step(self, batch, batch_idx):
-            if (self.trainer.current_round, self.trainer.current_epoch, batch_idx) == self.at:
-                raise RuntimeError("stop here")
-            return super().training_step(batch, batch_idx)
-
-    def algorithm():
-        return FedBC(dual_lr=0.01, dual_momentum=0.5, dual_momentum_style="public", init_from="local")
-
-    settings = {"max_rounds": 5, "local_epochs": 2, "logger": True}
-    whole = make_trainer(tmp_path / "whole", **settings)
-    whole.fit(make_model(Stops), BoringData(), algorithm())
-    broken = make_trainer(tmp_path / "broken", **settings)
-    model = make_model(Stops)
-    model.at = (3, 1, 0)
-    with pytest.raises(RuntimeError, match="stop here"):
-        broken.fit(model, BoringData(), algorithm())
-    assert broken.current_round == 2
-    resumed = make_trainer(tmp_path / "broken", **settings)
-    resumed.fit(make_model(Stops, lr=0.1), BoringData(), algorithm(), ckpt_path="last")
-    assert resumed.log_dir == broken.log_dir
-    same_run(Path(whole.log_dir), Path(resumed.log_dir))
 
 
 def test_early_stopping_resumes_its_patience(tmp_path):
@@ -188,10 +161,3 @@ def test_other_parts_of_a_method_warn_by_name(tmp_path):
     assert "algorithm.parts.0.rule was CoordinateMedian when" in said
     assert "is TrimmedMean now" in said
     assert re.search(r"algorithm\.parts\.1\.lr was 0\.5 .* and is 0\.7 now", said)
-
-
-def test_when_a_checkpoint_is_written_changes_no_number(tmp_path):
-    runs = [make_trainer(tmp_path / str(every), checkpoint_every_n_rounds=every, max_rounds=4) for every in (1, None)]
-    for trainer in runs:
-        trainer.fit(make_model(), BoringData(), FedBC(dual_lr=0.01))
-    same_run(*(Path(trainer.log_dir) for trainer in runs))
