@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from faults.kills import at_operation, num_operations
-from faults.registry import Case, kind
-from faults.runs import REFUSED, Bench, Child, is_one_line, train
+from faults.runs import REFUSED, Bench, Case, Child, is_one_line, kind, train
 
 NEW_MOUNTS, PRIVATE, REMOUNT = 0x20000, 0x40000 | 0x4000, 32
 

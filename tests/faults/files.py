@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from faults.registry import Case, kind
-from faults.runs import REFUSED, Bench, is_one_line
+from faults.runs import REFUSED, Bench, Case, is_one_line, kind
 
 PART = 2
 """Rounds of the run whose files are changed."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.registry import Case, kind
-from faults.runs import Bench, Child, train
+from faults.runs import Bench, Case, Child, kind, train
 
 EVENTS = ("open", "os.rename", "os.truncate", "os.mkdir", "os.remove")
 CALLS = ("fsync", "fdatasync", "pwrite", "ftruncate")

@@ -1,4 +1,4 @@
-"""Processes that are stopped, killed or interrupted: both of a run of two, and one with workers that load its data."""
+"""Processes that are stopped, killed or interrupted, of a run of two and with workers, and two that resume one run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 from helpers.boring import BoringData, Hidden
 from helpers.row_processes import Killer
 
-from faults.registry import Case, kind
-from faults.runs import REFUSED, ROUNDS, Bench, Child, is_one_line, train
+from faults.runs import REFUSED, ROUNDS, Bench, Case, Child, is_one_line, kind, train
 from fedbc_lightning.distributed import fabric, heartbeat, interrupts
 
 MOMENTS = ("client", "evaluation", "before commit", "after commit")
@@ -176,3 +175,23 @@ def a_second_signal_in_the_save(bench: Bench, count: int, rng: random.Random) ->
             return bench.resumed(root)
 
         yield Case(f"Ctrl-C at client {k}, and {moment}", try_it)
+
+
+@kind("two-at-once", 12)
+def two_at_once(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
+    """The second starts while the first trains; one of them goes on."""
+    for _ in range(count):
+        seconds = rng.uniform(0, 0.5 * bench.seconds)
+
+        def try_it(root: Path, seconds: float = seconds) -> str | None:
+            bench.copy_part(1, root)
+            first = Child(lambda: train(root), root.with_name(root.name + "_said"))
+            time.sleep(seconds)
+            second = Child(lambda: train(root), root.with_name(root.name + "_said"))
+            ends = [bench.expect(child, REFUSED) for child in (first, second)]
+            refused = [said for status, said in ends if status]
+            if len(refused) == 2 or not all(is_one_line(said) and "is being written by" in said for said in refused):
+                return "\n".join(refused)
+            return bench.lost(root)
+
+        yield Case(f"a second resume after {seconds:.3f} s", try_it)

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 if str(Path(__file__).parent) in sys.path:
     sys.path.remove(str(Path(__file__).parent))  # a module here called `files` is no top-level one
 
-from faults import disks, files, kills, processes, twice  # noqa: F401 - they register themselves
-from faults.registry import KINDS, Case
-from faults.runs import Bench
+from faults import disks, files, kills, processes  # noqa: F401 - they register themselves
+from faults.runs import KINDS, Bench, Case
 
 SHORT = 1
 """Cases per kind of the short form."""

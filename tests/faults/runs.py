@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,41 @@ class Bench:
 def is_one_line(said: str) -> bool:
     """Whether a run that ended said why in one line, without a traceback."""
     return "Traceback" not in said and sum(line.startswith("error: ") for line in said.splitlines()) == 1
+
+
+# kinds of faults, each registered by the module that makes its cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: What is done, and where.
+        try_it: Injects it in an empty folder; returns None where nothing was lost, else what was.
+    """
+
+    name: str
+    try_it: Callable[[Path], str | None]
+
+
+Kind = Callable[[Bench, int, random.Random], Iterator[Case]]
+"""Makes at most so many cases; none where the machine does not allow the fault."""
+
+KINDS: dict[str, tuple[Kind, int]] = {}
+"""Name -> the kind and how many of its cases the full form tries."""
+
+
+def kind(name: str, count: int) -> Callable[[Kind], Kind]:
+    """Register a kind of fault.
+
+    Args:
+        name: As given to ``--kind``.
+        count: Cases of the full form.
+    """
+
+    def register(cases: Kind) -> Kind:
+        KINDS[name] = cases, count
+        return cases
+
+    return register
