@@ -17,9 +17,9 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.conclusions import Readings, distances, judge, means
 from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
+from fedbc_lightning.studies.results import RECORD, read_record
 from fedbc_lightning.studies.statistics import ROUNDS
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_record import RECORD, read_record
 from fedbc_lightning.studies.tables import claim_rows, cut_short, markdown
 
 WITHIN = 0.015
@@ -40,7 +40,7 @@ def show(folder: Path) -> None:
     if len(files.runs) < len(files.states):
         raise ConfigurationError(f"{folder}: {len(files.runs)} of {len(files.states)} runs have finished.")
     for name, paper in files.study.papers.items():
-        readings = files.outcome.readings[name]
+        readings = files.readings[name]
         ours = means(paper, readings)
         shown = ", ".join(ROUNDS[report] for report in ours)
         parts = [(f"{shown} (paper)", cells(files.study, paper, ours))]

@@ -23,7 +23,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.studies.drawing import colors_of, label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.drawing import colors_of, legend_below, save, titled_panels
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
@@ -114,8 +114,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         # Rows are in the order of rounds: duplicated() leaves out the first row of each client.
         clients = clients[clients["client"].duplicated()]
         for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
-            by_round = clients.groupby("round")[f"train_moved_by_{name}"]
-            _draw(panel, by_round.mean(), by_round.std(), label, color)
+            _draw(panel, clients.pivot(index="round", columns="client", values=f"train_moved_by_{name}"), label, color)
     return _save(figure, folder, "fedplus_figure1")
 
 
@@ -171,8 +170,7 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         for method in study.methods:
             curves = [_served(run, method) for run in _runs(states, variant, method.name)]
             if curves:
-                values = pd.concat(curves, axis=1)
-                _draw(panel, values.mean(axis=1), values.std(axis=1), method.name, colors[method.name])
+                _draw(panel, pd.concat(curves, axis=1), method.name, colors[method.name])
     return _save(figure, folder, "fedplus_figure4")
 
 
@@ -203,23 +201,13 @@ def _panels(
 
 
 def _grid(titles: Sequence[str], y: str, x: str = "round") -> tuple[Figure, list[Axes]]:
-    """Create panels with titles that share their y axis."""
-    columns = max(1, min(len(titles), COLUMNS))
-    rows = max(1, -(-len(titles) // columns))
-    figure, panels = panels_of(rows, columns, max(3.6, 6.0 / columns), 3.2, sharey=True)
-    for panel in panels[len(titles) :]:
-        panel.remove()
-    for panel, title in zip(panels, titles, strict=False):
-        panel.set_title(title)
-        label_x(panel, x)
-        panel.grid(alpha=0.3)
-    for panel in panels[: len(titles) : columns]:
-        panel.set_ylabel(y)
-    return figure, panels[: len(titles)]
+    """Create panels with titles; a single one is wide enough for the legend below it."""
+    return titled_panels(titles, x, y, COLUMNS, 6.0 if len(titles) == 1 else 3.6, 3.2)
 
 
-def _draw(panel: Axes, mean: pd.Series, spread: pd.Series, label: str, color: str) -> None:
-    spread = spread.fillna(0.0)
+def _draw(panel: Axes, values: pd.DataFrame, label: str, color: str) -> None:
+    """Draw the mean and the standard deviation over the columns of a table with a row per round."""
+    mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0.0)
     panel.plot(mean.index, mean, color=color, label=label, linewidth=1.2)
     panel.fill_between(mean.index, (mean - spread).clip(lower=0), mean + spread, color=color, alpha=0.18, linewidth=0)
 

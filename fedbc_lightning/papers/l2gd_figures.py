@@ -105,14 +105,8 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
     L2SGD+ converges linearly, the others stop at a floor. Dotted lines are the floors of theory, MixtureProblem.floor.
     """
-    figure, panels = panels_of(1, 2, 5.2, 4.0, sharey=True)
-    runs = [run for run in finished(states) if _split(run) == SHOWN]
-    problem = read_problem(runs[0])
-    for panel, what in zip(panels, ("communications", "local steps of a client"), strict=True):
-        _draw_methods(panel, problem, runs, by_steps=what != "communications")
-        finish(panel, what, "", SHOWN)
-    _finish_methods(panels)
-    return save(figure, folder, "l2gd_figure3")
+    whats = "communications", "local steps of a client"
+    return _draw_methods(states, folder, "l2gd_figure3", [(SHOWN, what) for what in whats])
 
 
 def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
@@ -120,14 +114,7 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
     The x axis counts communications. The paper shows several LibSVM files; this figure shows that of the study.
     """
-    splits = _splits(states)
-    figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
-    for panel, split in zip(panels, splits, strict=True):
-        runs = [run for run in finished(states) if _split(run) == split]
-        _draw_methods(panel, read_problem(runs[0]), runs)
-        finish(panel, "communications", "", split)
-    _finish_methods(panels)
-    return save(figure, folder, "l2gd_figure4")
+    return _draw_methods(states, folder, "l2gd_figure4", [(split, "communications") for split in _splits(states)])
 
 
 def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
@@ -205,24 +192,33 @@ def _probability(run: Run) -> float:
 # drawing
 
 
-def _draw_methods(panel: Axes, problem: MixtureProblem, runs: Sequence[Run], *, by_steps: bool = False) -> None:
-    """Draw a line per method, its mean over windows and seeds with their range, and its floor by theory dotted."""
-    for method, color in COLORS.items():
-        mine = [run for run in runs if run.method == method]
-        if not mine:
-            continue
-        curves = np.stack([errors_of(run) for run in mine])
-        windows = np.array_split(np.arange(curves.shape[1]), min(MAX_POINTS, curves.shape[1]))
-        ends = np.mean([_local_steps(run) for run in mine], axis=0) if by_steps else np.arange(curves.shape[1])
-        x = [ends[window[-1]] for window in windows]
-        panel.semilogy(x, [curves[:, window].mean() for window in windows], color=color, linewidth=1.4, label=method)
-        low, high = ([bound(curves[:, window]) for window in windows] for bound in (np.min, np.max))
-        panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-        floor = problem.floor(method, _probability(mine[0]), float(mine[0].settings["algorithm.lr"]))
-        if floor:
-            panel.axhline(floor, color=color, linewidth=1.2, linestyle=":", label=f"{method}, floor of theory")
-
-
-def _finish_methods(panels: Sequence[Axes]) -> None:
+def _draw_methods(states: Sequence[State], folder: Path, name: str, shown: Sequence[tuple[str, str]]) -> list[Path]:
+    """Draw the methods' errors in a panel for each split of the data and label of the horizontal axis."""
+    figure, panels = panels_of(1, len(shown), 5.2, 4.0, sharey=True)
+    for panel, (split, what) in zip(panels, shown, strict=True):
+        runs = [run for run in finished(states) if _split(run) == split]
+        problem = read_problem(runs[0])
+        for method, color in COLORS.items():
+            mine = [run for run in runs if run.method == method]
+            if mine:
+                _draw_method(panel, problem, method, color, mine, by_steps=what != "communications")
+        finish(panel, what, "", split)
     panels[0].set_ylabel(RELATIVE_ERROR)
     panels[0].legend(fontsize=8)
+    return save(figure, folder, name)
+
+
+def _draw_method(
+    panel: Axes, problem: MixtureProblem, method: str, color: str, runs: Sequence[Run], *, by_steps: bool
+) -> None:
+    """Draw the mean of a method's error over windows and seeds with their range, and its floor by theory dotted."""
+    curves = np.stack([errors_of(run) for run in runs])
+    windows = np.array_split(np.arange(curves.shape[1]), min(MAX_POINTS, curves.shape[1]))
+    ends = np.mean([_local_steps(run) for run in runs], axis=0) if by_steps else np.arange(curves.shape[1])
+    x = [ends[window[-1]] for window in windows]
+    panel.semilogy(x, [curves[:, window].mean() for window in windows], color=color, linewidth=1.4, label=method)
+    low, high = ([bound(curves[:, window]) for window in windows] for bound in (np.min, np.max))
+    panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    floor = problem.floor(method, _probability(runs[0]), float(runs[0].settings["algorithm.lr"]))
+    if floor:
+        panel.axhline(floor, color=color, linewidth=1.2, linestyle=":", label=f"{method}, floor of theory")

@@ -11,8 +11,7 @@ from fedbc_lightning.papers import fedplus_figures as fedplus
 from fedbc_lightning.papers import l2gd_figures as l2gd
 from fedbc_lightning.papers.partition_tables import table_4, table_5
 from fedbc_lightning.studies.numbers import Rows
-from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_checks import check_known
+from fedbc_lightning.studies.study import Study, check_known
 from fedbc_lightning.studies.study_run import State
 
 Draw = Callable[[Study, Sequence[State], Path], list[Path]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import matplotlib as mpl
@@ -23,8 +23,8 @@ from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentenc
 from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.results import RECORD, StudyRecord, read_record
 from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, can_choose, criterion, evaluated, reported_rows
-from fedbc_lightning.studies.study_record import RECORD, StudyRecord, read_record
 from fedbc_lightning.studies.study_run import as_word, flat
 from fedbc_lightning.studies.tables import REPORTED, tables
 
@@ -113,7 +113,7 @@ def study_page(folder: Path) -> Page:
     values = {
         (row["variant"], row["algorithm"], row["seed"]):
             {"round": f"{row['round']:.0f}", **{name: number(row[name], name) for name in study.metrics}}
-        for row in record.outcome.results.to_dict("records")
+        for row in record.results.to_dict("records")
     }  # fmt: skip
     return Page(
         title=f"{study.name}{f', {study.part}' if study.part else ''}",
@@ -122,7 +122,7 @@ def study_page(folder: Path) -> Page:
         verdict=_study_verdict(record),
         notices=list(_study_notices(record)),
         sections={
-            "Results": [Table(f"{text}.", rows) for text, rows in tables(study, record.outcome, record.curves)]
+            "Results": [Table(f"{text}.", rows) for text, rows in tables(record)]
             if runs else [],
             "Curves": list(_study_curves(record, colors)),
             "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
@@ -140,13 +140,13 @@ def _study_verdict(record: StudyRecord) -> list[str]:
     """Return what came out, the most important first."""
     if not record.runs:
         return ["No run has finished yet, so there is nothing to say about the algorithms."]
-    study, outcome = record.study, record.outcome
+    study = record.study
     claims = [
         sentence
         for name, paper in study.papers.items()
-        for sentence in claim_sentences(paper.title, judge(paper, study, outcome.readings[name]))
+        for sentence in claim_sentences(paper.title, judge(paper, study, record.readings[name]))
     ]
-    return [*claims, *finding_sentences(study, outcome.differences)]
+    return [*claims, *finding_sentences(study, record.differences)]
 
 
 def _study_notices(record: StudyRecord) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _study_notices(record: StudyRecord) -> Iterator[str]:
         yield "Nothing is tuned: every range of values has been replaced by one fixed value."
     if study.report == "best_on_test" or study.papers:
         yield "A best round on test data is chosen on the test data themselves, which flatters every method."
-    yield from (f"The runs cannot be compared: {problem}." for problem in record.outcome.problems)
+    yield from (f"The runs cannot be compared: {problem}." for problem in record.problems)
     yield from (f"{state.run.title} has failed: {state.error}" for state in record.states if state.status == "failed")
     waiting = [state for state in record.states if state.is_open]
     if waiting:
@@ -168,13 +168,13 @@ def _study_notices(record: StudyRecord) -> Iterator[str]:
             f"{len(waiting)} of {len(record.states)} runs are unfinished, and are left out of tables and figures: "
             f"{'; '.join(titles[:5])}{more}."
         )
-    yield from _missing(list(record.runs.values()))
+    yield from _missing("Some runs have", record.runs.values())
 
 
-def _missing(runs: Sequence[RunRecord]) -> Iterator[str]:
+def _missing(who: str, runs: Iterable[RunRecord]) -> Iterator[str]:
     missing = {name for run in runs for name in run.missing}
     if missing:
-        yield f"There is no {', '.join(sorted(missing))} of some run in its folder; what it holds is left out."
+        yield f"{who} no {', '.join(sorted(missing))} in the run folder; what that holds is left out."
 
 
 def _study_curves(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
@@ -311,7 +311,7 @@ def _run_notices(run: RunRecord) -> Iterator[str]:
     diverged = divergence(run.metrics_as_written)
     if diverged is not None:
         yield diverged
-    yield from _missing([run])
+    yield from _missing("The run has", [run])
 
 
 def _run_numbers(run: RunRecord) -> Iterator[Block]:

@@ -13,18 +13,15 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import show_markdown
 from fedbc_lightning.studies.conclusions import finding_sentences
-from fedbc_lightning.studies.drawing import draw_curves
+from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.origins import check_origins, origin_rows
 from fedbc_lightning.studies.parsed_runs import parse
-from fedbc_lightning.studies.results import check_metrics, finished
+from fedbc_lightning.studies.results import StudyRecord, check_metrics, finished, write_record
 from fedbc_lightning.studies.statistics import can_choose
-from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_checks import refuse
-from fedbc_lightning.studies.study_record import StudyRecord, write_record
+from fedbc_lightning.studies.study import Study, refuse
 from fedbc_lightning.studies.study_run import State, flat
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
-from fedbc_lightning.studies.tensorboard import FOLDER, write_means
 from fedbc_lightning.studies.tuning import validation_metric
 from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers
 
@@ -71,11 +68,11 @@ class Comparison:
         if finished(self.states):
             check_metrics(study, finished(self.states))
         record = StudyRecord(study, self._command, self.states)
-        notes = [f"NOT COMPARABLE: {problem}" for problem in record.outcome.problems]
+        notes = [f"NOT COMPARABLE: {problem}" for problem in record.problems]
         notes += failure_notes([*runs.trials, *self.states])
         with study.locked():
             self._write(record, notes)
-        return not record.outcome.problems and len(finished(self.states)) == len(self.states)
+        return not record.problems and len(finished(self.states)) == len(self.states)
 
     # before anything starts
 
@@ -136,20 +133,20 @@ class Comparison:
 
     def _write(self, record: StudyRecord, notes: list[str]) -> None:
         """Write tables, figures and TensorBoard's runs, and show the tables."""
-        study, folder, outcome = self.study, self.study.results_folder, record.outcome
-        self.results, self.differences = outcome.results, outcome.differences
-        outcome.results.to_csv(folder / "results.csv", index=False)
-        outcome.differences.to_csv(folder / "differences.csv", index=False)
-        parts = list(tables(study, outcome, record.curves))
+        study, folder = self.study, self.study.results_folder
+        self.results, self.differences = record.results, record.differences
+        record.results.to_csv(folder / "results.csv", index=False)
+        record.differences.to_csv(folder / "differences.csv", index=False)
+        parts = list(tables(record))
         if study.origins:
             parts.append(("Settings, and where they come from", origin_rows(study, record.runs)))
-        findings = finding_sentences(study, outcome.differences)
+        findings = finding_sentences(study, record.differences)
         text = markdown(str(study.name), parts, notes, findings)
         write_text(folder / "table.md", text)
         write_text(folder / "table.tex", latex(parts))
         if not record.curves.empty:
             draw_curves(study, record.curves, folder / "figures")
-            write_means(study, finished(self.states), outcome.results)
+            write_means(study, finished(self.states), record.results)
         if self.console.is_jupyter:
             body = text.partition("\n\n")[2]  # without its heading
             show_markdown(f"{body}\nTables and curves: `{folder}/`")

@@ -1,9 +1,11 @@
-"""The curves of a study show means over seeds and their spread against rounds, bytes, seconds and simulated time."""
+"""The curves of a study show means over seeds and their spread, as figures and as runs of TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,11 +17,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedbc_lightning.core.metric_names import Measured, measured
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run, slug
 
 AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training",
         "simulated_seconds": "simulated seconds"}  # fmt: skip
-COLUMNS = 3
 
 
 @mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
@@ -28,26 +31,17 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    variants, colors = list(study.variants), colors_of(study)
-    columns = min(len(variants), COLUMNS)
-    rows = -(-len(variants) // columns)
-    files = []
+    colors, files = colors_of(study), []
+    titles = [str(study.name)] if list(study.variants) == ["all"] else list(study.variants)
     for metric in study.metrics:
-        for axis, label in AXES.items():
+        for axis in AXES:
             if axis not in curves:
                 continue
-            figure, panels = panels_of(rows, columns, 4.6, 3.5, sharey=True)
-            for panel, variant in zip(panels, variants, strict=False):
+            figure, panels = titled_panels(titles, AXES[axis], metric)
+            for panel, variant in zip(panels, study.variants, strict=True):
                 for method in study.methods:
                     mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
                     draw_band(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
-                panel.set_title(variant if len(variants) > 1 or variant != "all" else str(study.name))
-                label_x(panel, label)
-                panel.grid(alpha=0.3)
-            for panel in panels[len(variants) :]:
-                panel.set_visible(False)
-            for panel in panels[::columns]:
-                panel.set_ylabel(metric)
             legend_below(figure, panels[:1])
             files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
     return files
@@ -69,6 +63,24 @@ def panels_of(
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+
+
+def titled_panels(
+    titles: Sequence[str], x: str, y: str, columns: int = 3, width: float = 4.6, height: float = 3.5
+) -> tuple[Figure, list[Axes]]:
+    """Create a panel for each title, in rows that share their vertical axis."""
+    columns = max(1, min(len(titles), columns))
+    figure, panels = panels_of(max(1, -(-len(titles) // columns)), columns, width, height, sharey=True)
+    for place, panel in enumerate(panels):
+        if place >= len(titles):
+            panel.remove()
+            continue
+        panel.set_title(titles[place])
+        label_x(panel, x)
+        panel.grid(alpha=0.3)
+        if place % columns == 0:
+            panel.set_ylabel(y)
+    return figure, panels[: len(titles)]
 
 
 def label_x(panel: Axes, label: str) -> None:
@@ -132,3 +144,75 @@ def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str
     panel.plot(x, mean, color=color, label=name, linewidth=1.4)
     if np.any(spread > 0):
         panel.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.18, linewidth=0)
+
+
+# TensorBoard
+
+# Folder in that of the study; the runs of single seeds and of tuning lie beside it, so that they hide no mean.
+FOLDER = "tensorboard"
+# Group of the borders of bands: TensorBoard sorts groups by name, and shows this one behind the means.
+BANDS = "with_deviation"
+BORDERS = {"mean - std": -1, "mean + std": 1}
+
+
+def write_means(study: Study, runs: Iterable[Run], results: pd.DataFrame) -> Path:
+    """Write the means over seeds of all metrics, their bands for the tab CUSTOM SCALARS, and settings for HPARAMS.
+
+    Args:
+        study: The study.
+        runs: Its finished runs.
+        results: A row per run, with the reported values of the study's metrics.
+
+    Returns:
+        The folder to be given to TensorBoard.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    place = study.results_folder / FOLDER
+    shutil.rmtree(place, ignore_errors=True)  # another round may be reported now, or a variant be gone
+    by_curve: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        by_curve.setdefault((run.variant, run.method), []).append(run)
+    for (variant, method), found in by_curve.items():
+        folder = place / slug(method) if set(study.variants) == {"all"} else place / slug(variant) / slug(method)
+        with SummaryWriter(str(folder)) as writer:
+            _write_curves(writer, pd.concat([run.record.metrics for run in found]))
+            rows = results[(results["variant"] == variant) & (results["algorithm"] == method)]
+            _write_settings(writer, found[0], {name: float(rows[name].mean()) for name in study.metrics})
+    return place
+
+
+def _write_curves(writer: Any, table: pd.DataFrame) -> None:
+    """Write the means at equal rounds, the borders of their bands, and a chart of each band."""
+    grouped = table.groupby("round")
+    means, deviations = grouped.mean(numeric_only=True), grouped.std(ddof=1, numeric_only=True).fillna(0.0)
+    charts: dict[str, dict[str, Any]] = {}
+    for name in means:
+        what = measured(name)
+        for round, value in means[name].dropna().items():
+            writer.add_scalar(name, value, round)
+            for border, sign in BORDERS.items() if what else ():
+                writer.add_scalar(f"{BANDS}/{name} {border}", value + sign * deviations.loc[round, name], round)
+        if what:
+            band = [name, *(f"{BANDS}/{name} {border}" for border in BORDERS)]
+            charts.setdefault(_category(what), {})[name] = ["Margin", band]
+    # TensorBoard shows the last chart of a category first.
+    writer.add_custom_scalars({name: dict(reversed(charts[name].items())) for name in sorted(charts)})
+
+
+def _category(what: Measured) -> str:
+    return f"{what.metric}: mean over seeds ± standard deviation"
+
+
+def _write_settings(writer: Any, run: Run, reported: Mapping[str, float]) -> None:
+    """Write the settings that the seeds share, and their mean reported values."""
+    from torch.utils.tensorboard.summary import hparams
+
+    given: dict[str, Any] = {"variant": run.variant, "method": run.method}
+    for key, value in run.settings.items():
+        given[key] = value if isinstance(value, (bool, int, float)) else str(value)
+    for name, value in reported.items():
+        writer.add_scalar(f"reported/{name}", value, 0)
+    # Without the first summary, of a whole experiment: TensorBoard reads only one of these for all runs that it shows.
+    for summary in hparams(given, {})[1:]:
+        writer.file_writer.add_summary(summary)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import is_share
 
 
@@ -56,32 +55,13 @@ class Paper:
         """Names in the study of the algorithms that the table or its claims mention."""
         return list(dict.fromkeys([*self.values, *(n for claim in self.claims for n in (claim.better, *claim.than))]))
 
-    def check(self, place: str, algorithms: list[str], levels: list[tuple[str, ...]], metrics: list[str]) -> None:
-        """Raise unless the study knows all names that are used here.
-
-        Args:
-            place: Key of this table in the config, for messages.
-            algorithms: Names of the study's algorithms.
-            levels: Levels of each variant of the study.
-            metrics: Metrics of the study.
-
-        Raises:
-            ConfigurationError: The study does not know a name.
-        """
-        if self.metric not in metrics:
-            raise ConfigurationError(f"{place}.metric: '{self.metric}' is not among the metrics {', '.join(metrics)}.")
-        known = list(dict.fromkeys(level for names in levels for level in names))
-        variants = [", ".join(names) for names in levels]
-        printed = [*self.values.values(), *self.public.values()]
-        named = {*self.only, *(level for cells in printed for level in _keys(cells))}
-        claimed = {name for claim in self.claims for name in claim.variants or ()} - set(variants)
-        for kind, found, among in (
-            ("algorithms", {*self.algorithms, *self.public, *self.other_methods}, algorithms),
-            ("variants and levels", named | claimed, known),
-        ):  # fmt: skip
-            unknown = sorted(found - set(among))
-            if unknown:
-                raise ConfigurationError(f"{place}: '{unknown[0]}' is not among the {kind} {', '.join(among)}.")
+    @property
+    def levels(self) -> set[str]:
+        """Levels and variants that the cells name."""
+        return {
+            *self.only,
+            *(level for cells in (*self.values.values(), *self.public.values()) for level in _keys(cells)),
+        }
 
     def cell(self, algorithm: str, levels: Iterable[str], values: Mapping[str, Any] | None = None) -> str:
         """Return the text that a table prints; empty where it prints nothing.

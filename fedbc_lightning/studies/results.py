@@ -1,57 +1,31 @@
-"""Reads what the runs of a study gave: a row per run, means, paired differences, and curves."""
+"""What the runs of a study gave, read from its folder: a row per run, means, paired differences, and curves."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import Readings, reports
+from fedbc_lightning.studies.methods import Tuning
+from fedbc_lightning.studies.paper import Claim, Paper
 from fedbc_lightning.studies.statistics import Report, criterion, paired_differences, reported_rows, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_checks import COLUMNS
 from fedbc_lightning.studies.study_run import Run, State
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the runs of a study gave.
-
-    Attributes:
-        results: Table with one row per run, from :func:`read_results`.
-        summary: Means and deviations over seeds, of the round that the study reports.
-        differences: Paired differences to the reference, of the same round.
-        readings: The runs at the rounds that a paper's numbers might be of, for each of the study's papers by name.
-        problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
-    """
-
-    results: pd.DataFrame
-    summary: pd.DataFrame
-    differences: pd.DataFrame
-    readings: dict[str, Readings]
-    problems: list[str]
-
-
-def read_outcome(study: Study, states: Sequence[State]) -> Outcome:
-    """Read the tables of all finished runs, and compare them.
-
-    Args:
-        study: The study.
-        states: States of its runs.
-    """
-    results = read_results(study, states)
-    differences = paired_differences(results, study.metrics, study.reference_name, study.confidence)
-    differences["report"] = study.report
-    readings: dict[str, Readings] = {
-        name: {report: read_results(study, states, report, paper.metric) for report in reports(paper, study)}
-        for name, paper in study.papers.items()
-    }
-    return Outcome(results, summarise(results, study.metrics), differences, readings, check_pairs(finished(states)))
+# Columns of ``results.csv`` besides the metrics.
+COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
+           "error", "folder")  # fmt: skip
 
 
 def finished(states: Iterable[State]) -> list[Run]:
@@ -64,7 +38,7 @@ def read_results(
 ) -> pd.DataFrame:
     """Return the tidy table of all runs, one row per run.
 
-    The columns are :data:`~fedbc_lightning.studies.study_checks.COLUMNS`, with the study's metrics after ``round``.
+    The columns are :data:`COLUMNS`, with the study's metrics after ``round``.
 
     Args:
         study: The study.
@@ -197,3 +171,129 @@ def sampled_clients(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     if rows.empty or rows["client"].min() < 0 or "staleness" in rows or system.get("availability"):
         return ()
     return tuple(tuple(sorted(clients)) for _, clients in rows.groupby("round")["client"])
+
+
+# the folder of a study
+
+# File beside a study's tables that holds its settings.
+RECORD = "study.json"
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """What a study has left in its folder.
+
+    Attributes:
+        study: The study.
+        command: Command line that runs it; None if it was run from Python.
+        states: State of each run.
+    """
+
+    study: Study
+    command: str | None
+    states: Sequence[State]
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """Table with one row per run; see :func:`read_results`."""
+        return read_results(self.study, self.states)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """Means and deviations over seeds, of the round that the study reports."""
+        return summarise(self.results, self.study.metrics)
+
+    @cached_property
+    def differences(self) -> pd.DataFrame:
+        """Paired differences to the reference, of the same round."""
+        study = self.study
+        found = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
+        return found.assign(report=study.report)
+
+    @cached_property
+    def readings(self) -> dict[str, Readings]:
+        """The runs at the rounds that a paper's numbers might be of, for each of the study's papers by name."""
+        return {
+            name: {report: read_results(self.study, self.states, report, paper.metric)
+                   for report in reports(paper, self.study)}
+            for name, paper in self.study.papers.items()
+        }  # fmt: skip
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Reasons why some of the runs cannot be compared; empty if none was found."""
+        return check_pairs(finished(self.states))
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """What the finished runs measured in each round, and what it had cost; see :func:`read_curves`."""
+        return read_curves(self.study, finished(self.states))
+
+    @cached_property
+    def runs(self) -> dict[tuple[str, str, int], RunRecord]:
+        """Records of the finished runs, by variant, algorithm and seed."""
+        return {(run.variant, run.method, run.seed): run.record for run in finished(self.states)}
+
+    def runs_of(self, variant: str, algorithm: str) -> list[RunRecord]:
+        """Return the finished runs of one algorithm in one variant, in the order of the seeds."""
+        keys = [(variant, algorithm, seed) for seed in self.study.seed_list]
+        return [self.runs[key] for key in keys if key in self.runs]
+
+
+def write_record(study: Study, command: str | None) -> None:
+    """Write ``study.json`` beside the study's tables.
+
+    Args:
+        study: The study, which may have been reduced to the part that a table of a paper needs.
+        command: Command line that runs the study; None if it was made in Python.
+    """
+    content = {
+        "command": command,
+        "part": study.part,
+        "algorithms": [method.name for method in study.methods],
+        "variants": list(study.variants),
+        "papers": list(study.papers),
+        "study": study.given,
+    }
+    write_text(study.results_folder / RECORD, json.dumps(content, indent=1, default=str) + "\n")
+
+
+def read_record(folder: Path) -> StudyRecord:
+    """Read the folder that holds a study's tables and ``study.json``; it may have been moved or renamed.
+
+    Raises:
+        ConfigurationError: A file was changed so that it cannot be read.
+    """
+    path = folder / RECORD
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        study = _study(content["study"])
+        study.narrow([*content["algorithms"], *content["variants"]])
+        study.papers = {name: study.papers[name] for name in content["papers"]}
+        study.part, command = content["part"], content["command"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"'{path}' is not what a study writes ({type(error).__name__}: {error}); give the command that runs the "
+            "study again: it writes the file anew, and repeats no finished run."
+        ) from None
+    # The folder may have been moved or renamed since, so its own name counts, not the recorded one.
+    home = folder.resolve().parent if study.part else folder.resolve()
+    study.out, study.name = str(home.parent), home.name
+    states = [
+        State(study.run(variant, method, seed))
+        for seed in study.seed_list
+        for variant in study.variants
+        for method in study.methods
+    ]
+    for state in states:
+        state.look(since=-math.inf)  # a failure counts, whenever that was
+    return StudyRecord(study, command, states)
+
+
+def _study(given: dict[str, Any]) -> Study:
+    """Return the study that was made from these arguments."""
+    papers = {}
+    for name, paper in given["papers"].items():
+        claims = [Claim(**claim) for claim in paper["claims"]]
+        papers[name] = Paper(**paper | {"claims": claims})
+    return Study(**given | {"papers": papers, "tuning": Tuning(**given["tuning"])})

@@ -6,28 +6,23 @@ import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import filelock
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import is_lower_better, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
+from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import Report
-from fedbc_lightning.studies.study_checks import (
-    check_folder_names,
-    check_known,
-    check_metrics,
-    check_places,
-    check_settings,
-    check_tuning,
-    refuse,
-)  # fmt: skip
 from fedbc_lightning.studies.study_run import Run, slug
+
+# Keys that the study sets itself for each run.
+OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 
 
 @dataclass
@@ -119,15 +114,12 @@ class Study:
         check_arguments(Study, vars(self), "study")
         check_arguments(Tuning, vars(self.tuning), "tuning")
         check_tuning(self.tuning)
-        check_metrics(self.metrics, self.targets, self.axis)
+        _check_metrics(self.metrics, self.targets, self.axis)
         check_known("better", self.better, [*self.metrics, str(self.tuning.metric)])
-        self.variants = dict(self.variants)
-        self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
+        self._cross()
         seeds = self.seed_list
         refuse({
             "algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.": not self.algorithms,
-            "variants: none given; leave it out, or give e.g. {E = 5: {trainer.local_epochs: 5}}.": not self.variants,
-            f"better: got {self.better}; give lower or higher.": not {*self.better.values()} <= {"lower", "higher"},
             f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.":
                 not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0,
         })  # fmt: skip
@@ -135,7 +127,6 @@ class Study:
         for place, given in {"overrides": self.overrides, **self.variants}.items():
             check_settings(f"variants.{place}" if place in self.variants else place, given or {})
         check_folder_names("algorithms", self.algorithms)
-        check_folder_names("variants", self.variants)
         self.part = ""
         check_keys("origins", self.origins)
         check_places(self.overrides, self.algorithms)
@@ -143,8 +134,12 @@ class Study:
         self._read_methods()
         self._complete_name()
         for name, paper in self.papers.items():
-            paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
-        self._keep_names()
+            known = [level for names in self.levels.values() for level in names]
+            claimed = [variant for claim in paper.claims for variant in claim.variants or ()]
+            check_known(f"papers.{name}.metric", [paper.metric], self.metrics)
+            check_known(f"papers.{name}", [*paper.algorithms, *paper.public, *paper.other_methods], self.algorithms)
+            check_known(f"papers.{name}", sorted(paper.levels), dict.fromkeys(known))
+            check_known(f"papers.{name}", claimed, dict.fromkeys([*self.levels, *known]))
         self.narrow(self.only)
 
     def algorithm_of(self, key: str) -> str | None:
@@ -180,36 +175,32 @@ class Study:
         self.name += "" if self.scale == 1 else f"_scale_{self.scale:g}"
         self.name += "_untuned" if self.is_untuned else ""
 
-    def _keep_names(self) -> None:
-        """Keep the names of the whole study, which :meth:`narrow` compares with after it has left something out."""
-        self._variants = set(self.levels)
-        self._factors = [set(place) for place in zip(*self.levels.values(), strict=True)]
-        levels = [level for names in self.levels.values() for level in names]
-        self._names = list(dict.fromkeys([*self.algorithms, *self.levels, *levels]))
-
-    def _cross(self) -> dict[str, tuple[str, ...]]:
-        """Set the variants to all combinations of the factors' levels, and return the levels of each variant.
+    def _cross(self) -> None:
+        """Set the variants to all combinations of the factors' levels; variants alone are the levels of one factor.
 
         Raises:
             ConfigurationError: A factor has no levels, variants are given as well, or two levels set the same key.
         """
-        for factor in self.factors:
-            check_folder_names("factors", factor)
+        factors = self.factors or [self.variants]
+        for factor in factors:
+            check_folder_names("factors" if self.factors else "variants", factor)
         refuse({
-            "factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].": not all(self.factors),
+            "variants: one has no levels; give e.g. {E = 1: {trainer.local_epochs: 1}}.": not all(factors),
             "variants: given beside factors; put them in a factor, or cross them by hand.":
-                self.variants not in ({}, {"all": {}}),
+                bool(self.factors) and self.variants not in ({}, {"all": {}}),
         })  # fmt: skip
-        self.variants, levels = {}, {}
-        for chosen in itertools.product(*(factor.items() for factor in self.factors)):
+        self.variants, self.levels = {}, dict[str, tuple[str, ...]]()
+        for chosen in itertools.product(*(factor.items() for factor in factors)):
             settings: dict[str, Any] = {}
             for level, given in chosen:
                 for key in given or {}:
                     refuse({f"factors: '{level}' sets {key}, as a level of another factor does.": key in settings})
                 settings |= given or {}
             name = ", ".join(level for level, _ in chosen)
-            self.variants[name], levels[name] = settings, tuple(level for level, _ in chosen)
-        return levels
+            self.variants[name], self.levels[name] = settings, tuple(level for level, _ in chosen)
+        # Names of the whole study, which :meth:`narrow` compares with after it has left something out.
+        self._factors = [set(self.levels), *(set(factor) for factor in factors)]
+        self._names = list(dict.fromkeys([*self.algorithms, *self.levels, *(name for one in factors for name in one)]))
 
     def narrow(self, names: Iterable[str]) -> None:
         """Keep only the named algorithms, variants and levels; a kind of which none is named is kept whole.
@@ -222,7 +213,7 @@ class Study:
         if wanted & set(self.algorithms):
             self.methods = [method for method in self.methods if method.name in wanted]
         for name, levels in list(self.levels.items()):
-            kinds = [(name, self._variants), *zip(levels, self._factors, strict=True)]
+            kinds = zip((name, *levels), self._factors, strict=True)
             if not all(level in wanted or not wanted & kind for level, kind in kinds):
                 del self.levels[name], self.variants[name]
         if not self.variants or not self.methods:
@@ -239,7 +230,7 @@ class Study:
     @property
     def num_variants(self) -> int:
         """Number of variants of the whole study, before :meth:`narrow` left any out."""
-        return len(self._variants)
+        return len(self._factors[0])
 
     @property
     def seed_list(self) -> list[int]:
@@ -320,35 +311,130 @@ class Study:
     def run(self, variant: str, method: Method, seed: int, chosen: Mapping[str, Any] | None = None) -> Run:
         """Return a run that is reported, with the values that tuning chose."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **(chosen or {})}
-        self._shrink(settings)
+        if self.scale != 1:
+            rounds = settings.get("trainer.max_rounds")
+            if not isinstance(rounds, int):
+                raise ConfigurationError(
+                    f"scale: trainer.max_rounds: got {rounds!r}; give a whole number in overrides."
+                )
+            settings["trainer.max_rounds"] = self._shrunk(rounds)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
 
     def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
         """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
-        settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
         # Test data must not choose anything: a trial is scored on data that are held out of the training data.
-        settings["data.val_fraction"] = self.tuning.val_fraction
-        if settings.get("algorithm.finetune_split") == "test":  # a tuning run must not see test data
-            settings["algorithm.finetune_split"] = "train"
-        max_rounds = self.tuning.rungs[rung]
-        if max_rounds is not None:
-            settings["trainer.max_rounds"] = max_rounds
-        self._shrink(settings)
+        chosen = {**tried, "data.val_fraction": self.tuning.val_fraction}
+        if self.tuning.rungs[rung] is not None:
+            chosen["trainer.max_rounds"] = self.tuning.rungs[rung]
+        run = self.run(variant, method, seed, chosen)
+        if run.settings.get("algorithm.finetune_split") == "test":  # nor may a model be fine-tuned on them
+            run.settings["algorithm.finetune_split"] = "train"
         values = ",".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in tried.items())
         folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values)
-        folder = folder / f"rung_{rung}" / f"seed_{seed}"
-        return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
-
-    def _shrink(self, settings: dict[str, Any]) -> None:
-        """Scale the number of rounds in the settings of a run."""
-        if self.scale == 1:
-            return
-        rounds = settings.get("trainer.max_rounds")
-        if not isinstance(rounds, int):
-            raise ConfigurationError(f"scale: trainer.max_rounds: got {rounds!r}; give a whole number in overrides.")
-        settings["trainer.max_rounds"] = self._shrunk(rounds)
+        return replace(run, folder=folder / f"rung_{rung}" / f"seed_{seed}", tried=values)
 
     def _shrunk(self, count: int) -> int:
         """Scale a number and round it up."""
         return math.ceil(round(count * self.scale, 9))
+
+
+# checks of arguments beyond their types and bounds
+
+
+def refuse(problems: Mapping[str, bool]) -> None:
+    """Raise the first problem that there is.
+
+    Args:
+        problems: Map from a message to whether it is so.
+
+    Raises:
+        ConfigurationError: There is a problem.
+    """
+    for message, is_so in problems.items():
+        if is_so:
+            raise ConfigurationError(message)
+
+
+def check_known(place: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Check that names are among those that the study has.
+
+    Raises:
+        ConfigurationError: One is not; the message has the nearest one.
+    """
+    for name in names:
+        if name not in known:
+            meant = did_you_mean(name, [*known], f"there is: {', '.join(known)}")
+            raise ConfigurationError(f"{place}: the study has no '{name}'; {meant}")
+
+
+def check_tuning(tuning: Tuning) -> None:
+    """Check the numbers of rounds of tuning, which ascend from one rung to the next.
+
+    Raises:
+        ConfigurationError: They do not, or there are no seeds.
+    """
+    rungs = [rounds for rounds in tuning.rungs if rounds is not None]
+    refuse({
+        "tuning.seeds: none given; give e.g. [0].": not tuning.seeds,
+        f"tuning.max_rounds: got {tuning.max_rounds}; give T, null, or an ascending list such as [25, 100, null].":
+            not tuning.rungs or None in tuning.rungs[:-1] or rungs != sorted(set(rungs)),
+    })  # fmt: skip
+
+
+def _check_metrics(metrics: list[str], targets: Mapping[str, list[float]], axis: str) -> None:
+    """Check the names of the reported metrics, and the values whose costs are reported.
+
+    Raises:
+        ConfigurationError: A metric is missing, there twice or a column anyway, or a target is none.
+    """
+    check_known("targets", targets, metrics)
+    above = [value for name, values in targets.items() for value in values if is_share(name) and value > 1]
+    refuse({
+        "metrics: give different names as in metrics.csv, e.g. [accuracy/global].":
+            not metrics or len(set(metrics)) < len(metrics),
+        f"axis: {axis} is for targets, and none are given.": axis != "rounds" and not targets,
+        f"targets: got {', '.join(f'{value:g}' for value in above)}; give shares, such as 0.9 for 90 %.": bool(above),
+    })  # fmt: skip
+
+
+def check_settings(place: str, given: Mapping[str, Any]) -> None:
+    """Check the keys of settings that several runs get.
+
+    Raises:
+        ConfigurationError: A key is no text, a section holds nested keys, or a key is one that the study itself gives
+            to its runs.
+    """
+    check_keys(place, given)
+    for key, value in given.items():
+        is_class = isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
+        refuse({
+            f"{place}.{key}: give full keys, e.g. {{{key}.max_rounds: 10}}.": key in SECTIONS and not is_class,
+            f"{place}: the study itself gives {key} to its runs; leave it out.": key in OWN,
+        })  # fmt: skip
+
+
+def check_places(overrides: Mapping[str, Any], algorithms: Iterable[str]) -> None:
+    """Check that each key of the overrides begins with a section, or with the name of an algorithm.
+
+    Raises:
+        ConfigurationError: One does not, or is such a name alone.
+    """
+    names = [*SECTIONS, *algorithms]
+    for key in overrides:
+        refuse({f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.": key in names[len(SECTIONS) :]})
+        if not any(f"{key}.".startswith(f"{name}.") for name in names):
+            check_known("overrides", [key.partition(".")[0]], names)
+
+
+def check_folder_names(kind: str, names: Iterable[Any]) -> None:
+    """Check that each name is text, and that no two of them would share a folder.
+
+    Raises:
+        ConfigurationError: A name is no text, or two names differ only in what a folder's name leaves out.
+    """
+    folders: dict[str, str] = {}
+    check_keys(kind, dict.fromkeys(names))
+    for name in names:
+        other = folders.setdefault(slug(name), name)
+        refuse({f"{kind}: '{other}' and '{name}' would share a folder; rename one.": other != name})

@@ -21,7 +21,7 @@ from fedbc_lightning.studies.numbers import (
     number,
 )
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.results import Outcome
+from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
 from fedbc_lightning.studies.study import Study
 
@@ -38,18 +38,12 @@ REPORTED = {
 FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
 
-def tables(study: Study, outcome: Outcome, curves: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
-    """Yield caption and rows of all tables, those of papers first.
-
-    Args:
-        study: The study.
-        outcome: What its runs gave.
-        curves: What they measured in each round, for the tables of ``targets``.
-    """
-    for name, paper in study.papers.items():
-        yield from paper_tables(study, paper, outcome.readings[name])
-    yield from metric_tables(study, outcome.summary, outcome.differences)
-    yield from target_tables(study, curves)
+def tables(record: StudyRecord) -> Iterable[tuple[str, Rows]]:
+    """Yield caption and rows of all tables, those of papers first."""
+    for name, paper in record.study.papers.items():
+        yield from paper_tables(record.study, paper, record.readings[name])
+    yield from metric_tables(record.study, record.summary, record.differences)
+    yield from target_tables(record.study, record.curves)
 
 
 # means, and differences to the reference

@@ -81,7 +81,8 @@ class StudyRuns:
         self.states: list[State] = []
         self.trials: list[State] = []
         self._since = since
-        self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
+        # Variant and algorithm whose trials have been looked at; None stands for the reported runs.
+        self._looked_at = set[tuple[str, str] | None]()
 
     def do(self, advance: Advance) -> None:
         """Do all runs that are not finished, and wait for those that other processes do.
@@ -142,12 +143,12 @@ class StudyRuns:
         """
         done = finished(states)
         for run in done:
-            if run.tried and (run.variant, run.method) not in self._tuning_looked_at:
-                self._tuning_looked_at.add((run.variant, run.method))
+            if run.tried and (run.variant, run.method) not in self._looked_at:
+                self._looked_at.add((run.variant, run.method))
                 check_tried(self.study, run)
         first = {run.method: run for run in reversed(done) if not run.tried}
-        if not self._is_looked_at and len(first) == len(self.study.methods):
-            self._is_looked_at = True
+        if None not in self._looked_at and len(first) == len(self.study.methods):
+            self._looked_at.add(None)
             check_metrics(self.study, first.values())
 
 
@@ -361,16 +362,26 @@ class Jobs:
     """
 
     def __init__(self, study: Study, console: Console, since: float) -> None:
+        self._study, self._console, self._since = study, console, since
+        self._folder = study.folder.resolve() / FOLDER
+        asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
         try:
             import submitit
+
+            self._submitit = submitit
+            self._executor = submitit.AutoExecutor(
+                self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
+            )
+            self._executor.update_parameters(**asked)
         except ModuleNotFoundError:
             raise ConfigurationError(
                 f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
             ) from None
-        self._study, self._console, self._since = study, console, since
-        self._folder = study.folder.resolve() / FOLDER
-        self._submitit = submitit
-        self._executor = self._configured()
+        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
+            raise ConfigurationError(
+                f"backend: {study.backend}, resources: {first_line(error).rstrip('.')}; they have submitit's names, "
+                "e.g. timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
+            ) from None
         runs = [study.given, study.part, list(study.variants), [method.name for method in study.methods]]
         self._digest = sha256(json.dumps(runs, default=str).encode()).hexdigest()
         self._jobs: Sequence[submitit.Job[Any]] = []
@@ -409,23 +420,6 @@ class Jobs:
             return f"no job is left that does it; see the files in {self._folder}/"
         return None
 
-    def _configured(self) -> submitit.AutoExecutor:
-        study = self._study
-        try:
-            executor = self._submitit.AutoExecutor(
-                self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
-            )
-        except RuntimeError as error:
-            raise ConfigurationError(f"backend: {study.backend}: {first_line(error)}") from None
-        try:
-            executor.update_parameters(**{"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources})
-        except (NameError, TypeError, ValueError, AssertionError) as error:
-            raise ConfigurationError(
-                f"resources: {first_line(error).rstrip('.')}; they have submitit's names, e.g. timeout_min, "
-                "gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
-            ) from None
-        return executor
-
     def _alive(self) -> Sequence[submitit.Job[Any]]:
         """Return the jobs that were submitted before, if one of them waits or runs."""
         path = self._folder / RECORD
@@ -434,8 +428,6 @@ class Jobs:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["study"] != self._digest:  # these do other runs
             return []
-        kind: type[submitit.Job[Any]] = (
-            self._submitit.SlurmJob if self._study.backend == "slurm" else self._submitit.LocalJob
-        )
-        jobs = [kind(self._folder, name) for name in record["jobs"]]
+        kind = self._submitit.SlurmJob if self._study.backend == "slurm" else self._submitit.LocalJob
+        jobs: list[submitit.Job[Any]] = [kind(self._folder, name) for name in record["jobs"]]
         return [] if all(job.done() for job in jobs) else jobs

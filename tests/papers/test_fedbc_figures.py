@@ -6,7 +6,6 @@ import pytest
 from helpers.command_line import TINY_DATA, run_cli
 
 from fedbc_lightning.papers import fedbc_figures
-from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
 
@@ -143,8 +142,3 @@ def test_a_study_without_finished_runs(draw, name):
     waiting = [State(study.run("E = 5", study.methods[1], 0))]
     panels = draw(name, study, waiting).axes
     assert [notes(panel) for panel in panels] == [["no finished run"]] * len(panels)
-
-
-def test_each_algorithm_has_a_colour_of_its_own():
-    study = Study("x.yaml", {f"a{k}": {"algorithm": "FedAvg"} for k in range(11)}, only=["a0", "a10"])
-    assert len(set(colors_of(study).values())) == 11

@@ -2,19 +2,16 @@
 
 import pandas as pd
 import pytest
-import yaml
 from helpers.command_line import run_cli
 from helpers.folders import only_run
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.papers import fedplus_figures
 from fedbc_lightning.papers.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.drawing import save
-from fedbc_lightning.studies.parsed_runs import parse
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -46,24 +43,6 @@ def test_the_shipped_studies_are_the_papers(name, num_runs):
                 for levels in study.levels.values():
                     gain = paper.mean(claim.better, levels) - paper.mean(other, levels)
                     assert gain < 0 if is_lower_better(paper.metric) else gain > 0
-
-
-def test_each_data_set_gets_its_own_settings():
-    config = yaml.safe_load(find_config("studies/fedplus_figures.yaml").read_text())
-    study = read_study("compare", ["--config", "studies/fedplus_figures.yaml", "--only", "[FedAvg+, 90 % stragglers]"])
-    found = {}
-    for variant, (data, _) in study.levels.items():
-        fit = parse(study.run(variant, study.methods[0], 0))
-        options = fit["data"]["init_args"]
-        assert (options["batch_size"], options["test_fraction"]) == (10, 0.2)
-        assert fit["trainer"]["stragglers"]["fraction"] == 0.9
-        found[data] = (fit["data"]["class_path"].rpartition(".")[2], fit["model"]["init_args"]["lr"])
-    assert found == {
-        "Synthetic(1000, 10)": ("SyntheticDataModule", 0.01),
-        "MNIST": ("MNISTDataModule", 0.03),
-        "FEMNIST": ("EMNISTDataModule", 0.003),
-    }
-    assert list(found) == list(config["factors"][0])
 
 
 @pytest.fixture

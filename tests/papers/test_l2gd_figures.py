@@ -130,11 +130,8 @@ class Parts(FederatedDataModule):
 
 
 def test_what_the_problem_refuses():
-    assert MixtureProblem.of_clients(Parts(4, 4), 0.1, 0.0).labels.tolist() == [[-1, 1, -1, 1]] * 2
     with pytest.raises(ConfigurationError, match="from 3 to 4 samples"):
         MixtureProblem.of_clients(Parts(4, 3), 0.1, 0.0)
-    with pytest.raises(ConfigurationError, match=r"model.weight_decay: got 0\.0"):
-        MixtureProblem.of_clients(Parts(4, 4), 0.0, 0.0)
 
 
 def test_the_callback_is_for_this_family(project, capsys):

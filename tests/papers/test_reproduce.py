@@ -9,15 +9,11 @@ import yaml
 from helpers.command_line import run_cli
 
 from fedbc_lightning.commands.studies import read_study
-from fedbc_lightning.papers.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
+from fedbc_lightning.papers.partition_tables import EXPONENTS, table_5
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.parsed_runs import parse
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-
-def parts(cell):
-    return [tuple(map(int, entry.split("×"))) for entry in cell.split(", ")]
 
 
 def test_table_5_is_the_papers():
@@ -27,25 +23,6 @@ def test_table_5_is_the_papers():
     assert len(cells) == 10
     assert all(cell.endswith(" = paper") for cell in cells)
     assert rows[1][3] == "94-14032 = paper"
-
-
-def test_table_4_is_a_draw_by_the_papers_rules():
-    _, (_, *rows) = table_4()
-    for ours, theirs, ((_, per_client), printed) in zip(rows[::2], rows[1::2], TABLE_4.items(), strict=True):
-        for cell in ours[1:]:
-            assert sum(clients for clients, _ in parts(cell)) == 20
-            assert min(classes for _, classes in parts(cell)) == per_client
-            if per_client == 1:
-                assert sum(clients * classes for clients, classes in parts(cell)) == 20 + 9
-        assert [own if cell == "the same" else cell for own, cell in zip(ours, theirs, strict=True)][1:] == [*printed]
-        assert all(sum(clients for clients, _ in parts(cell)) == 20 for cell in printed)
-    odd = [
-        (name, exponent)
-        for (name, per_client), row in TABLE_4.items() if per_client == 1
-        for exponent, cell in zip(EXPONENTS, row, strict=True)
-        if sum(clients * classes for clients, classes in parts(cell)) != 29
-    ]  # fmt: skip
-    assert odd == [("CIFAR-10", 1.2), ("CIFAR-10", 1.3)]  # as the caption says
 
 
 def test_the_command(project, capfd):
@@ -92,11 +69,6 @@ def test_overrides_that_the_docs_name_are_taken(overrides):
         assert found == value
 
 
-def test_the_docs_name_overrides_of_images_and_of_synthetic_data():
-    assert any("partitioner" in overrides for overrides in OVERRIDES)
-    assert any("data.style" in overrides for overrides in OVERRIDES)
-
-
 def test_a_table_needs_its_own_levels_and_algorithms_alone():
     study = read_study("reproduce", ["--config", "studies/fedbc_cifar.yaml", "--only", "[C = 1, e = 1.2]"])
     REPRODUCTIONS["table3"].narrow(study)
@@ -123,16 +95,10 @@ def test_a_figure_from_the_command_line(project, capfd):
     [
         (["table2", "--only", "[C = 4]"], "only: the study has no 'C = 4'; did you mean 'C = "),
         (["figure4", "--only", "[E = 1]"], "only: E = 1: leaves nothing of figure4, which needs E = 5."),
-        (["table2", "--only", "[E = 1]"], "only: E = 1: leaves nothing of table2, which needs E = 5, FedAvg, "),
         (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
-        (["table1", "--workers", "0"], "study.workers: got 0; give a whole number >= 1"),
-        (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
-        (["table1", "--tuning.metric", "accuracy/std"], "'accuracy/std' is not measured on"),
         (["figure3", "--report", "best_on_validation"], "there are no validation data; set data.val_fraction"),
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
-        (["poster"], "there is: table1, table2, "),
-        (["table1", "--scale", "2"], "scale: got 2.0"),
         (["table1", "--sclae", "0.1"], "did you mean --scale?"),
     ],
 )
@@ -179,27 +145,10 @@ def test_a_printed_study_is_the_one_that_is_run(project, capsys):
         assert runs[0] == runs[1]
 
 
-def test_names_that_look_like_numbers_are_printed_as_names(project, capsys):
-    words = ["--config", "studies/digits.yaml", "--name", "1e5", "--metrics", "[accuracy/global]"]
-    words += ["--algorithms", "{'1e-3': {algorithm: FedBC, dual_lr: 0.001}, FedAvg: {}}"]
-    with pytest.raises(SystemExit):
-        read_study("compare", [*words, "--print_config"])
-    printed = project / "printed.yaml"
-    printed.write_text(capsys.readouterr().out, encoding="utf-8")
-    again = read_study("compare", ["--config", str(printed)])
-    assert (again.name, list(again.algorithms)) == ("1e5", ["1e-3", "FedAvg"])
-    assert again.algorithms["1e-3"]["dual_lr"] == 0.001
-
-
 def test_numbers_with_an_exponent_are_numbers_in_every_layer(project):
     (project / "low.yaml").write_text("{base: synthetic.yaml, algorithms: {FedAvg: {}}, overrides: {model.lr: 1e-3}}")
     study = read_study("compare", ["--config", "low.yaml", "--overrides", "{trainer.max_rounds: 2}"])
     assert study.overrides == {"model.lr": 0.001, "trainer.max_rounds": 2}
-
-
-def test_a_table_without_its_paper_is_refused(project, capfd):
-    assert run_cli("reproduce", "table1", "--papers", "{}") == 1
-    assert capfd.readouterr().err.startswith("fedbc-cli: error: papers: the study has no 'table1'")
 
 
 def test_a_reference_that_is_left_out_is_refused(project, capfd):

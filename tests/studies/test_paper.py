@@ -1,25 +1,16 @@
 """A paper's numbers beside ours, and what is said of its claims."""
 
-import math
-
 import pandas as pd
 import pytest
-from test_statistics import METRIC, results
+from test_statistics import METRIC, results, tables_of
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.studies.conclusions import judge, reports
 from fedbc_lightning.studies.paper import Claim, Paper
-from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import tables
 
 VALUES = {"a": {"all": "83.61 ± 0.43"}, "b": {"all": "87.83"}, "c": {}}
 PAPER = Paper("Paper, Table 1", METRIC, [], VALUES, [Claim("b", ["a", "c"])])
-
-
-def tables_of(study, summary, differences, readings=()):
-    return tables(study, Outcome(pd.DataFrame(), summary, differences, dict(readings), []), pd.DataFrame())
 
 
 def make(**given):
@@ -65,14 +56,6 @@ def test_another_method_of_the_same_name_is_said_to_be_one_and_fits_nothing():
     assert "another method" not in rows_of(table[table["algorithm"] != "a"], without)[0][0]
 
 
-def test_a_table_of_one_level_claims_nothing_about_the_others():
-    table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
-    table = pd.concat([table.assign(variant="E = 1"), table.assign(variant="E = 5")])
-    paper = Paper("P", METRIC, only=["E = 1"], claims=[Claim("b", ["a"])])
-    study = make(papers={"p": paper}, variants={"E = 1": {}, "E = 5": {}})
-    assert [found.variant for found in judge(paper, study, {"last": table})] == ["E = 1"]
-
-
 def test_a_claim_that_fails_and_one_of_a_single_seed():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.70, 0.61, 0.65], "c": [0.1, 0.1, 0.1]})
     assert rows_of(table, make())[2][1][1][1].startswith("fails: −9.67 [")
@@ -92,21 +75,13 @@ def test_a_metric_that_should_be_small():
     assert claims[1][1].startswith("holds: −0.2967")
 
 
-def test_the_papers_mean():
-    assert PAPER.mean("a", ["all"]) == 0.8361
-    assert math.isnan(PAPER.mean("c", ["all"]))
-
-
 @pytest.mark.parametrize(
     ("paper", "message"),
     [
-        (Paper("", "x"), "papers.p.metric: 'x' is not among the metrics"),
-        (Paper("", METRIC, values={"d": {}}), "papers.p: 'd' is not among the algorithms a, b, c"),
-        (Paper("", METRIC, values={"a": {"E": "1"}}), "papers.p: 'E' is not among the variants and levels all"),
-        (Paper("", METRIC, ["E = 5"]), "papers.p: 'E = 5' is not among the variants and levels all"),
-        (Paper("", METRIC, other_methods={"z": "x"}), "papers.p: 'z' is not among the algorithms"),
-        (Paper("", METRIC, claims=[Claim("a", ["z"])]), "papers.p: 'z' is not among the algorithms"),
-        (Paper("", METRIC, claims=[Claim("a", ["b"], ["E = 1"])]), "papers.p: 'E = 1' is not among the variants"),
+        (Paper("", "x"), "papers.p.metric: the study has no 'x'"),
+        (Paper("", METRIC, values={"d": {}}), "papers.p: the study has no 'd'; there is: a, b, c"),
+        (Paper("", METRIC, values={"a": {"E": "1"}}), "papers.p: the study has no 'E'; there is: all"),
+        (Paper("", METRIC, claims=[Claim("a", ["b"], ["E = 1"])]), "papers.p: the study has no 'E = 1'"),
     ],
 )
 def test_names_must_be_those_of_the_study(paper, message):
@@ -197,12 +172,6 @@ def test_readings_of_other_rounds_stand_beside_the_papers_numbers_and_are_judged
         ["last round", "0 of 2 cells", "8.05"], ["best round on test data", "2 of 2 cells", "3.44"]
     ]  # fmt: skip
     assert [row[1].partition(":")[0] for row in claims[1:3]] == ["holds", "fails"]
-
-
-def test_the_best_round_is_shown_only_for_metrics_on_test_data():
-    assert reports(PAPER, make()) == ["last", "mean_of_last_tenth", "best_on_test"]
-    assert reports(PAPER, make(report="best_on_validation"))[0] == "best_on_validation"
-    assert reports(Paper("", "train/loss"), make()) == ["last", "mean_of_last_tenth"]
 
 
 def test_two_claims_on_one_pair_keep_each_others_verdicts():

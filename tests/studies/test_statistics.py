@@ -1,23 +1,26 @@
 """Means over seeds and paired differences, against independent computations."""
 
-import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import finding_sentences
-from fedbc_lightning.studies.results import Outcome
+from fedbc_lightning.studies.results import sampled_clients
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
+from fedbc_lightning.studies.tables import latex, markdown, summary_rows, tables, target_tables
 
 METRIC = "accuracy/global"
+TARGETS = {"base": "x.yaml", "algorithms": {"FedAvg": {}, "FedBC": {}}, "metrics": [METRIC, "loss/global"]}
 
 
 def tables_of(study, summary, differences, readings=()):
-    return tables(study, Outcome(pd.DataFrame(), summary, differences, dict(readings), []), pd.DataFrame())
+    parts = {"summary": summary, "differences": differences, "readings": dict(readings), "curves": pd.DataFrame()}
+    return tables(SimpleNamespace(study=study, **parts))
 
 
 def results(values, status="finished"):
@@ -55,13 +58,6 @@ def test_a_failed_run_leaves_its_pair_out():
     assert summary.loc["b", "num_seeds"] == 2
     assert summary.loc["a", "mean"] == 2.0
     assert summary.loc["a", "std"] == pytest.approx(np.std([1.0, 2.0, 3.0], ddof=1))
-
-
-def test_one_seed_has_no_interval():
-    (row,) = paired_differences(results({"a": [1.0], "b": [2.0]}), [METRIC], "a").to_dict("records")
-    assert row["difference"] == 1.0
-    assert math.isnan(row["low"])
-    assert math.isnan(row["high"])
 
 
 def test_tables_show_what_was_computed():
@@ -135,13 +131,6 @@ def test_a_finding_over_variants_says_in_how_many_and_by_how_much():
     assert text.startswith("b against a at E = 3: +10.67 percentage points")
 
 
-def test_a_difference_says_how_many_pairs_it_is_of():
-    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=[METRIC], seeds=3)
-    table = results({"a": [0.5, 0.6, 0.7], "b": [0.6, 0.8, None]})
-    rows = difference_rows(study, paired_differences(table, [METRIC], "a"), METRIC)
-    assert rows[1] == ["b", "+15.00 [−48.53, +78.53] (2 of 3 pairs)"]
-
-
 def test_a_table_of_losses_has_the_smallest_in_bold():
     study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["loss/global"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "loss/global"})
@@ -155,3 +144,40 @@ def test_the_best_is_one_whose_seeds_all_finished():
     table = results({"a": [0.5, 0.6], "b": [0.9, None]})
     rows = summary_rows(study, summarise(table, [METRIC]), METRIC)
     assert rows[1:] == [["a", "**55.00 ± 7.07**"], ["b", "90.00 (1 of 2 seeds)"]]
+
+
+def curves() -> pd.DataFrame:
+    """FedAvg gets to 80 % after 4 and 8 seconds, FedBC with one of two seeds after 3; the loss of both ends at 0.5."""
+    rows = []
+    for algorithm, seed, accuracies in (
+        ("FedAvg", 0, (0.1, 0.5, 0.8, 0.7)),
+        ("FedAvg", 1, (0.1, 0.3, 0.5, None, 0.9)),
+        ("FedBC", 0, (0.1, 0.9, 0.95)),
+        ("FedBC", 1, (0.1, 0.2, 0.3)),
+    ):
+        step = 2.0 if algorithm == "FedAvg" else 3.0
+        rows += [("all", algorithm, seed, k, k * step, a, 1.0 if k < 2 else 0.5) for k, a in enumerate(accuracies)]
+    names = ["variant", "algorithm", "seed", "rounds", "simulated_seconds", "accuracy/global", "loss/global"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_costs_are_those_of_the_first_round_that_reached_the_value():
+    targets = {"accuracy/global": [0.8, 0.99], "loss/global": [0.5]}
+    study = Study(**TARGETS, seeds=2, axis="simulated_seconds", targets=targets)
+    (text, accuracy), (_, loss) = target_tables(study, curves())
+    assert text.startswith("simulated seconds until accuracy/global first reaches a value; mean ± standard deviation")
+    assert accuracy == [
+        ["", "≥ 80 %", "≥ 99 %"],
+        ["FedAvg", "6 ± 2.83", "never"],
+        ["FedBC", "3 (1 of 2 seeds)", "never"],
+    ]
+    assert loss == [["", "≤ 0.5"], ["FedAvg", "4 ± 0"], ["FedBC", "6 ± 0"]]
+    rounds = Study(**TARGETS, seeds=2, targets={"accuracy/global": [0.8]})
+    assert next(iter(target_tables(rounds, curves())))[1][1] == ["FedAvg", "3 ± 1.41"]
+
+
+def test_sampled_clients_are_not_compared_where_time_decides_them(tmp_path):
+    (tmp_path / "clients.csv").write_text("round,client\n1,3\n1,0\n")
+    assert sampled_clients(RunRecord(tmp_path)) == ((0, 3),)
+    (tmp_path / "config.yaml").write_text("trainer: {system: {availability: {share: 0.5}}}\n")
+    assert sampled_clients(RunRecord(tmp_path)) == ()

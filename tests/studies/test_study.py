@@ -6,7 +6,7 @@ import yaml
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.methods import Method, Tuning
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import as_word, slug
+from fedbc_lightning.studies.study_run import as_word
 from fedbc_lightning.studies.tables import cut_short
 
 ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}
@@ -62,10 +62,7 @@ def test_a_grid_of_two_settings_is_their_product():
     assert len(list(method.grid())) == 4
     assert method.settings == {"algorithm.b": 5}
     assert list(method.tuned) == ["algorithm.a", "trainer.local_epochs"]
-
-
-def test_a_part_with_a_class_path_is_a_setting():
-    part = {"class_path": "GeometricMedian"}
+    part = {"class_path": "GeometricMedian"}  # a setting, and no range
     assert Method.read("x", {"robust_rule": part}).settings == {"algorithm.robust_rule": part}
 
 
@@ -89,39 +86,21 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"algorithms": {}}, "algorithms: none given"),
         ({"metrics": []}, "metrics: give different names"),
-        ({"metrics": ["round"]}, r"metrics: got \['round'\]; leave out columns"),
-        (
-            {"better": {"acuracy/global": "lower"}},
-            "better: the study has no 'acuracy/global'; did you",
-        ),
-        ({"better": {"accuracy/global": "low"}}, "better: got .*; give lower or higher"),
-        ({"variants": {}}, "variants: none given"),
+        ({"variants": {}}, "variants: one has no levels"),
         ({"variants": {"x" * 251: {}}}, "'xxx.*' is too long for the name of a folder"),
         ({"name": "a/../../b"}, "name: 'a/../../b' is no name of a folder"),
-        ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]"),
         ({"reference": "FedBC"}, "reference: the study has no 'FedBC'; there is: FedAvg, FedProx"),
-        ({"confidence": 95}, "study.confidence: got 95"),
         ({"overrides": {"seed_everything": 3}}, "overrides: the study itself gives seed_everything"),
         ({"variants": {"a b": {}, "a?b": {}}}, "variants: 'a b' and 'a.b' would share a folder"),
         ({"factors": FACTORS, "variants": {"a": {}}}, "variants: given beside factors"),
         ({"factors": [*FACTORS, {"n = 3": {"data.e": 3}}]}, "factors: 'n = 3' sets data.e, as a level of another"),
-        ({"factors": FACTORS, "only": ["C = 3"]}, "only: the study has no 'C = 3'; did you mean"),
         ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "nothing of the study is left"),
         ({"variants": {5: {}}}, "variants: the name 5 is no text; quote it"),
-        ({"factors": [{}]}, "factors: one has no levels"),
-        ({"tuning": Tuning(seeds=[])}, "tuning.seeds: none given"),
-        (
-            {"tuning": Tuning(max_rounds=[None, 5])},
-            "tuning.max_rounds: got .None, 5.; give T",
-        ),
         ({"tuning": Tuning(max_rounds=[25, 5, None])}, "tuning.max_rounds: got .25, 5, None.; give T"),
-        ({"workers": 0}, "study.workers: got 0"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: 1 is there twice"),
-        ({"algorithms": {"FedProx": 0.1}}, "algorithms.FedProx: got 0.1"),
         ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
         (
             {"algorithms": {"FedProx": {"mu": {"low": 0, "high": 1, "log": True}}}},
@@ -132,12 +111,6 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
 def test_mistakes(given, message):
     with pytest.raises(ConfigurationError, match=message):
         make(**given)
-
-
-def test_names_that_no_file_system_takes():
-    assert slug("a/b: c") == "a_b_c"
-    assert slug("..") == "_"
-    assert slug("///") == "_"
 
 
 def test_what_is_better_may_be_said():
@@ -181,8 +154,3 @@ def test_a_trial_fine_tunes_on_no_test_data():
     (tried,) = method.grid()
     assert study.trial("all", method, 0, tried).settings["algorithm.finetune_split"] == "train"
     assert study.run("all", method, 0, tried).settings["algorithm.finetune_split"] == "test"
-
-
-def test_a_share_of_rounds_is_not_one_more_by_rounding():
-    study = make(scale=0.07, overrides={"trainer.max_rounds": 200})
-    assert study.run("all", study.methods[0], 0).settings["trainer.max_rounds"] == 14
