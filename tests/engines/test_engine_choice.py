@@ -25,13 +25,6 @@ class TwoRates(LogisticRegression):
         return torch.optim.SGD([{"params": [p], "lr": 0.1 * k} for k, p in enumerate(self.parameters(), 1)])
 
 
-class Summed(LogisticRegression):
-    @recordable
-    def training_step(self, batch, batch_idx):
-        self.log("seen", float(len(batch[0])), reduce_fx="sum")
-        return super().training_step(batch, batch_idx)
-
-
 class Branching(LogisticRegression):
     @recordable
     def training_step(self, batch, batch_idx):
@@ -78,7 +71,6 @@ def test_small_models_on_many_clients_are_mapped(tmp_path, caplog, algorithm):
         (lambda: MLP(num_features=10, hidden=200, num_classes=3), {}, "at most 2,000 parameters"),
         (lambda: MLP(num_features=10, hidden=9, num_classes=3, dropout=0.5), {}, "draws random numbers"),
         (lambda: Noisy(10, 3), {}, "draws random numbers"),
-        (lambda: Summed(10, 3), {}, "gives something else"),
         (lambda: Branching(10, 3), {}, "cannot take training_step on a first batch"),
         (small, {"sampler": PoissonSampler(), "clients_per_round": 4}, "and here are 33 and 4"),
         (BoringModel, {}, "training_step is not promised to be a function"),

@@ -197,13 +197,6 @@ def test_validation_data_double_precision_and_small_batches(tmp_path, said, mode
     assert not said()
 
 
-class LooksAtValues(Model):
-    def test_step(self, batch, batch_idx):
-        outputs = self(batch[0])
-        self.log("test_share", (outputs.argmax(1) == batch[1]).float().mean().item())
-        super().test_step(batch, batch_idx)
-
-
 class Draws(Model):
     def test_step(self, batch, batch_idx):
         self.log("test_noise", torch.rand(()))
@@ -270,7 +263,6 @@ class Items(Data):
 @pytest.mark.parametrize(
     ("model", "data", "reason"),
     [
-        (LooksAtValues, Data, ".item()"),
         (LooksAtSomeValues, Data, ".item()"),
         (Draws, Data, "random operation"),
         (UsesAParameterElsewhere, Data, "gives other numbers"),

@@ -226,9 +226,8 @@ def test_who_is_held_out_depends_on_the_seed_of_the_data_alone(tmp_path):
     drawn = {seed: BoringData(heldout_clients=0.5, seed=seed).heldout.tolist() for seed in range(8)}
     assert drawn == {seed: BoringData(heldout_clients=3, seed=seed).heldout.tolist() for seed in range(8)}
     assert len({tuple(clients) for clients in drawn.values()}) > 3
-    for method in (FedAvg(), SCAFFOLD()):
-        trainer = fit(tmp_path / type(method).__name__, BoringData(heldout_clients=0.5, seed=3), method)
-        assert json.loads(Path(trainer.log_dir, "partition.json").read_text())["heldout_clients"] == drawn[3]
+    trainer = fit(tmp_path, BoringData(heldout_clients=0.5, seed=3), SCAFFOLD())
+    assert json.loads(Path(trainer.log_dir, "partition.json").read_text())["heldout_clients"] == drawn[3]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +271,3 @@ def test_names_natural_clients_and_a_wrapped_data_set(tmp_path):
     assert not {roles[index] for index in pooled} & {"Fool"}
     assert len(data.pooled_dataset("train")) == len(pooled)
     assert math.isfinite(trainer.callback_metrics["loss/heldout_finetuned"])
-    wrong = PartitionedDataModule(data.data, clients=roles, heldout_clients=["Foole"])
-    with pytest.raises(ConfigurationError, match=r"no client 'Foole'; did you mean 'Fool'\?"):
-        wrong.setup()
