@@ -84,7 +84,7 @@ def test_synthetic_iid_variant():
 def test_formulas_of_the_regression(std):
     """Many samples of a few clients: least squares gives w and the noise, moments give the mean and variances of x."""
     power = 2 if std else 1
-    inputs, targets = SyntheticRegressionDataModule(6, 30_000, 100, std).draw(np.random.default_rng(0))
+    inputs, targets = SyntheticRegressionDataModule(6, 15_000, 100, std).draw(np.random.default_rng(0))
     assert (inputs.dtype, targets.dtype) == (np.float32, np.float32)
     variances = np.array([1.0 if j % 50 == 0 else (j % 50) ** -1.1 for j in range(1, 101)])
     assert inputs.var(axis=1).mean(axis=0) == pytest.approx(variances, rel=0.05)

@@ -139,7 +139,7 @@ def test_the_impossible_is_refused_by_name(make, words):
         make()
 
 
-SAMPLES, CLIENTS = 120_000, 40_000
+SAMPLES, CLIENTS = 60_000, 20_000
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ SAMPLES, CLIENTS = 120_000, 40_000
         ClassesPerClient(CLIENTS, 2, 1.0),
         LogNormalSizes(CLIENTS, 1.0),
         LinearSizes(CLIENTS),
-        ExponentialSizes(CLIENTS, 1.00005),
+        ExponentialSizes(CLIENTS, 1.0001),
         Natural(CLIENTS),
     ],
     ids=name_of,
 )
 def test_memory_is_proportional_to_the_data(partitioner):
-    """At 40,000 clients: a few arrays of M + N numbers, no Python object per client, no table of N x classes."""
+    """At 20,000 clients: a few arrays of M + N numbers, no Python object per client, no table of N x classes."""
     values = np.random.default_rng(0).permutation(SAMPLES) % (CLIENTS if partitioner.needs_clients else 100)
     if isinstance(partitioner, Dirichlet):
         values %= 2  # with 3 samples each, the shares of more classes hardly ever leave nobody without

@@ -66,7 +66,7 @@ def test_power_law_by_hand():
         partitioned(10),
         partitioned(100, partitioner=Dirichlet(100, 0.3, 2), val_fraction=0.2),
         partitioned(1000, 20_000, partitioner=ClassesPerClient(1000, 1, 2.0)),
-        partitioned(100_000, 200_000),
+        partitioned(20_000, 40_000),
         partitioned(1, num_classes=62),
         partitioned(12, labelled=False),
     ],
