@@ -130,13 +130,10 @@ def _check_parts(parts: Sequence[ServerCallback], solver: Solver | None, has_ter
                 f"algorithm.server_callbacks: {name} needs the clients to send '{part.messages[0]}', which no term or "
                 "solver does; write the method's client half in Python."
             )
-        if part.follows_aggregation and k < where[0]:
+        if (part.follows_aggregation and k < where[0]) or (isinstance(part, DualAscent) and k > where[0]):
             raise ConfigurationError(
-                f"algorithm.server_callbacks: {name} changes the aggregated z; put it after the aggregation."
-            )
-        if isinstance(part, DualAscent) and k > where[0]:
-            raise ConfigurationError(
-                f"algorithm.server_callbacks: {name} computes the weights; put it before the aggregation."
+                f"algorithm.server_callbacks: {name} stands at the wrong place; what computes weights comes before the "
+                "aggregation, and what changes the aggregated z after it."
             )
     if solver is not None and has_terms and not solver.takes_terms:
         raise ConfigurationError(

@@ -54,11 +54,8 @@ class Weights(NamedTuple):
         """Return the values of process 0, on every process."""
         if federation.fabric.world_size == 1:
             return self
-        device = self.parameters.device
-        parts, frozen = federation.fabric.broadcast(
-            ([tensor.cpu() for tensor in self[:4]], [tensor.cpu() for tensor in self.frozen])
-        )
-        parameters, buffers, counters, kept = (tensor.to(device) for tensor in parts)
+        sent = federation.fabric.broadcast([tensor.cpu() for tensor in (*self[:4], *self.frozen)])
+        parameters, buffers, counters, kept, *frozen = (tensor.to(self.parameters.device) for tensor in sent)
         return Weights(parameters, buffers, counters, kept, frozen)
 
 

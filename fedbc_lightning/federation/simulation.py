@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
@@ -82,7 +82,7 @@ class Simulation:
             system = system or System()
             _check(system, algorithm, participation.sampler)
             self._clock = Clock(system, datamodule, participation.local.accumulate_grad_batches, participation.seed)
-        self._has_said_absent = self._has_said_late = False
+        self._has_said_nobody = False
 
     def declare(self, state: StateDeclaration) -> None:
         """Declare the hash of the rounds so far, if there is a clock."""
@@ -125,8 +125,8 @@ class Simulation:
             self._hash = int.from_bytes(sha256(repr((before, drawn)).encode()).digest()[:6], "big")
             self._latest = drawn._replace(before=before, after=self._hash)
         drawn = self._latest
-        if drawn.sampled and not (drawn.ids or drawn.arrivals or self._has_said_late):
-            self._has_said_late = True
+        if drawn.sampled and not (drawn.ids or drawn.arrivals or self._has_said_nobody):
+            self._has_said_nobody = True
             rank_zero_only(log.warning)(
                 f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays as it is "
                 "(said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: used "
@@ -196,15 +196,8 @@ class Simulation:
         here = clock.here(self._now, clients)
         if len(here):
             return here
-        until = clock.next_start(self._now, clients)
-        if not self._has_said_absent:
-            self._has_said_absent = True
-            rank_zero_info(
-                f"trainer.system.availability: nobody is there after {self._now:,.6g} simulated seconds; the round "
-                f"begins when a client comes, at {until:,.6g} (said once)."
-            )
-        self._now = until
-        return clock.here(until, clients)
+        self._now = clock.next_start(self._now, clients)
+        return clock.here(self._now, clients)
 
     def _seconds(self, client: int, round: int, asked: int, clock: Clock) -> float:
         (taken,), down, up = self._costs(round, [asked])
@@ -277,6 +270,8 @@ def _check(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler
         ConfigurationError: A setting has no meaning for this method.
     """
     is_asynchronous = algorithm.buffer_size is not None
+    does = "keeps a number of clients in training" if is_asynchronous else "waits for all clients"
+    does = "trains without clients" if algorithm.trains_pooled else does
     for name, is_wrong in (
         ("trainer.system", algorithm.trains_pooled),
         ("trainer.system.deadline", system.deadline and (is_asynchronous or algorithm.partial_work == "refused")),
@@ -284,10 +279,4 @@ def _check(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler
         ("trainer.sampler", is_asynchronous and sampler.may_be_empty),  # trainer.privacy brings one that may be
     ):
         if is_wrong:
-            raise ConfigurationError(f"{name}: {algorithm} {_waits(algorithm)}; leave this setting out.")
-
-
-def _waits(algorithm: FederatedAlgorithm) -> str:
-    if algorithm.trains_pooled:
-        return "trains without clients"
-    return "waits for all clients" if algorithm.buffer_size is None else "keeps a number of clients in training"
+            raise ConfigurationError(f"{name}: {algorithm} {does}; leave this setting out.")

@@ -80,6 +80,9 @@ class SmoothedAverage(ServerCallback):
     Args:
         penalty: Penalty Ψ.
         over: ``"sampled"`` takes the clients of the round, ``"all"`` takes all N clients' stored ``local_model``.
+
+    Attributes:
+        bound: The penalty that :meth:`check` has bound to the layout of the parameters.
     """
 
     forms_z = True
@@ -90,12 +93,7 @@ class SmoothedAverage(ServerCallback):
 
     def check(self, engine: Engine, num_sampled: int) -> None:
         """Bind the penalty to the layout, by which it finds the parameters that it names."""
-        self._bound = self.penalty.bind(engine.layout)
-
-    @property
-    def bound(self) -> Penalty:
-        """The penalty that :meth:`check` has bound to the layout of the parameters."""
-        return self._bound
+        self.bound = self.penalty.bind(engine.layout)
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Keep the valid clients' models, unless all clients' models are taken from the store."""

@@ -5,21 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    ProgressBar,
-    StochasticWeightAveraging,
-    ThroughputMonitor,
-)
+from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 
@@ -34,9 +20,10 @@ from fedbc_lightning.run.settings import RunSettings
 # They read or change parts of lightning.Trainer that a federated run does not have: its optimizers, batches, devices.
 # Lightning would call them, and they would end in a traceback or do nothing.
 REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
-    BaseFinetuning, BatchSizeFinder, DeviceStatsMonitor, GradientAccumulationScheduler, LearningRateFinder,
-    LearningRateMonitor, ModelCheckpoint, ModelPruning, OnExceptionCheckpoint, ProgressBar, StochasticWeightAveraging,
-    ThroughputMonitor, WeightAveraging,
+    lightnings.BaseFinetuning, lightnings.BatchSizeFinder, lightnings.DeviceStatsMonitor,
+    lightnings.GradientAccumulationScheduler, lightnings.LearningRateFinder, lightnings.LearningRateMonitor,
+    lightnings.ModelCheckpoint, lightnings.ModelPruning, lightnings.OnExceptionCheckpoint, lightnings.ProgressBar,
+    lightnings.StochasticWeightAveraging, lightnings.ThroughputMonitor, WeightAveraging,
 )  # fmt: skip
 
 
@@ -66,7 +53,7 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "does not have; leave it out. docs/howto/hooks.md says what takes its place, e.g. RoundCheckpoint for "
                 "ModelCheckpoint."
             )
-        if isinstance(callback, both(EarlyStopping)) and stops_after_epochs(callback):
+        if isinstance(callback, both(lightnings.EarlyStopping)) and stops_after_epochs(callback):
             raise ConfigurationError(
                 "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would check after each client's "
                 "epoch; leave it out: it then checks after each evaluated round."

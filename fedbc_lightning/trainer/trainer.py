@@ -223,6 +223,7 @@ class FederatedTrainer(RunView):
         task: Callable[[Run], Any], takes_other_seed: bool = False,
     ) -> Any:  # fmt: skip
         """Run a task in all processes, and return its result."""
+        # Before anything is started or written: a mistake in what is given costs no process and no folder.
         model = unwrapped(model)
         check_module(model)
         check_datamodule(datamodule, model)

@@ -7,11 +7,9 @@ from typing import Any
 
 from helpers import reference
 
-from algorithms.setting import Setting
-from algorithms.settings_coded import SETTINGS_CODED
-from algorithms.settings_composed import SETTINGS_COMPOSED
+from algorithms.running import Setting
 from algorithms.settings_global import SETTINGS_GLOBAL
-from algorithms.settings_partial import SETTINGS_PARTIAL
+from algorithms.settings_parts import SETTINGS_CODED, SETTINGS_COMPOSED, SETTINGS_PARTIAL
 from algorithms.settings_personal import SETTINGS_PERSONAL
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 

@@ -12,7 +12,7 @@ from helpers.reference_asynchronous import fedasync_alone, fedbuff_fresh
 from helpers.reference_global import fednova
 
 import fedbc_lightning.algorithms as algorithms
-from algorithms.setting import Setting
+from algorithms.running import Setting
 from fedbc_lightning.server import robust
 
 EVERYBODY = {"clients_per_round": 5}
@@ -196,14 +196,7 @@ SETTINGS_GLOBAL: list[Setting] = [
     _fedexp("public-epsilon", style="public", epsilon=0.1, average_last_two=False),
     _fedlils("fedlils-max"),
     _fedlils("fedlils-convex", server_step="convex"),
-    _fedlils(
-        "fedlils-uniform",
-        sufficient_decrease=0.4,
-        shrink=0.6,
-        growth=4.0,
-        max_step=0.9,
-        weighting="uniform",
-    ),
+    _fedlils("fedlils-uniform", sufficient_decrease=0.4, shrink=0.6, growth=4.0, max_step=0.9, weighting="uniform"),
     # 100 tries lead nowhere: the step of 1e-6
     _fedlils("fedlils-failing", sufficient_decrease=0.5, shrink=0.9999),
     _fedlilu("fedlilu-default"),

@@ -9,7 +9,7 @@ from typing import Any
 from helpers import reference_personal as personal
 from helpers.reference_personal import absolute_norm, layerwise, moon, norm, squared_norm
 
-from algorithms.setting import Setting
+from algorithms.running import Setting
 from fedbc_lightning.algorithms import (
     APFL,
     L2GD,

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback
 from algorithms.running import fit, start_point
 from fedbc_lightning.algorithms import RFA, FedAvg
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import CoordinateMedian, MultiKrum, TrimmedMean
 
 
@@ -69,10 +68,3 @@ def test_robust_rules_stay_where_honest_clients_are(tmp_path, build):
         assert torch.isfinite(trainer.server.z).all()
     assert errors[0] > 2
     assert errors[1] < 0.6
-
-
-def test_impossible_attacks_are_refused():
-    with pytest.raises(ConfigurationError, match="fraction"):
-        ByzantineClients(fraction=1.0)
-    with pytest.raises(ConfigurationError, match="sign_flip"):
-        ByzantineClients(attack="flip")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,21 +14,22 @@ from helpers.reference import Local, full_batches
 
 from algorithms.registry import BY_NAME, METHODS, SETTINGS, Setting
 from algorithms.running import fit, shuffled_steps, start_point
+from fedbc_lightning import algorithms
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.core.errors import ConfigurationError
 
 ROUNDS = 20
 
 
-def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData | None = None, **options: Any) -> None:
-    """Fit and replay the sampled clients in NumPy; every named state must agree after every round."""
+def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData | None = None, **options: Any) -> Any:
+    """Fit and replay the sampled clients in NumPy; every named state must agree after every round; the trainer."""
     data = data or QuadraticData(sample_quadratics())
     recorder = Recorder(setting.scalars, setting.vectors, setting.server)
     sampler = RecordingSampler()
     options = (
         {"max_rounds": ROUNDS, "clients_per_round": 3, "seed": 0, "sampler": sampler} | options | dict(setting.options)
     )
-    _, module = fit(tmp_path, setting.build(), data, recorder, **options)
+    trainer, module = fit(tmp_path, setting.build(), data, recorder, **options)
     found = recorder.arrays()
     pooled = {number: [-1] for number in recorder.sampled} if setting.build().trains_pooled else {}
     rounds = [clients for _, clients in sorted((sampler.rounds or pooled).items())]
@@ -40,6 +43,7 @@ def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData |
     np.testing.assert_array_equal(module.vector(), found["z"][-1])
     if "local_parameters" not in options:
         np.testing.assert_array_equal([module.from_layout(row) for row in found["flat_z"]], found["z"])
+    return trainer
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -56,72 +60,80 @@ def test_closed_form_with_local_steps(tmp_path, setting):
     compare(tmp_path, setting, Local(lr=0.1, steps=shuffled_steps(data, 2, seed=7, num_steps=3)), data, **options)
 
 
-MINIBATCHES = ["fedavg-samples", "fedbc-fixed", "scaffold-auto", "scaffold-gradient_mean", "fednova-samples"]
-
-
-@pytest.mark.parametrize("name", MINIBATCHES)
-def test_closed_form_with_minibatches(tmp_path, name):
-    """Unequal numbers of steps: K_i is each client's own count, the last batch of an epoch is short."""
-    data = QuadraticData(sample_quadratics(), batch_size=2)
-    local = Local(lr=0.1, steps=shuffled_steps(data, 2, epochs=2))
-    compare(tmp_path, BY_NAME[name], local, data, local_epochs=2, clients_per_round=4)
+SINGLES, PAIRS = (QuadraticData(sample_quadratics(), batch_size=size) for size in (1, 2))
+ACCUMULATED = {"local_epochs": 2, "accumulate_grad_batches": 2}
+FORMS: dict[str, tuple[str, QuadraticData | None, Local, dict[str, Any]]] = {
+    # Unequal numbers of steps: K_i is each client's own count, and the last batch of an epoch is short
+    "minibatches": (
+        "fedavg-samples fedbc-fixed scaffold-auto scaffold-gradient_mean fednova-samples local perfedavg-inner_lr "
+        "perfedavg-hessian_free pfedme-penalty ditto ditto-personal_epochs apfl-adaptive l2sgd_plus l2sgd_plus_plus "
+        "fedgeomed_plus-all fedplus-layerwise",
+        PAIRS, Local(lr=0.1, steps=shuffled_steps(PAIRS, 2, seed=5, epochs=3)), {"local_epochs": 3, "seed": 5},
+    ),
+    # The coefficients of a client's gradients grow with momentum, and no optimizer state survives a round
+    "minibatches with momentum": (
+        "fednova-samples", PAIRS, Local(lr=0.05, momentum=0.5, steps=shuffled_steps(PAIRS, 2, epochs=2)),
+        {"local_epochs": 2, "lr": 0.05, "momentum": 0.5},
+    ),
+    "momentum": (
+        "fedprox-uniform fedbc-learned scaffold-gradient_mean local ditto ditto-personal_epochs fedplus-layerwise "
+        "fedavg_plus-all",
+        None, Local(lr=0.05, momentum=0.5, steps=full_batches(3)), {"local_epochs": 3, "lr": 0.05, "momentum": 0.5},
+    ),
+    # Terms are added once per optimizer step, after accumulation and before clipping; Fed+ mixes after the step
+    "accumulated": (
+        "fedbc-fixed-list-local scaffold-step_size-server_lr", SINGLES,
+        Local(lr=0.1, divisor=2, steps=shuffled_steps(SINGLES, 1, accumulate=2, epochs=2)), ACCUMULATED,
+    ),
+    "accumulated and clipped": (
+        "fedprox-samples fedbc-learned scaffold-gradient_mean local ditto-penalty fedplus-norm moon", SINGLES,
+        Local(lr=0.1, clip=0.8, divisor=2, steps=shuffled_steps(SINGLES, 1, accumulate=2, epochs=2)),
+        ACCUMULATED | {"gradient_clip_val": 0.8},
+    ),
+    # The vector is ordered by group: eta and kappa are by slice, patterns still find their parameters
+    "two groups": (
+        "fedprox-samples fedbc-fixed-list-local scaffold-auto local ditto pfedme-penalty apfl fedcomed_plus "
+        "fedplus-layerwise-all",
+        None, Local(lr=np.array([0.05, 0.2, 0.2, 0.2]), steps=full_batches(2)),
+        {"lr": 0.05, "tail_lr": 0.2, "local_epochs": 2},
+    ),
+    # eta is the mean of the actual step sizes (SCAFFOLD), or the current one; the scheduler starts anew each round
+    "scheduler": (
+        "fedavg-uniform fedbc-fixed scaffold-auto local pfedme-penalty ditto ditto-personal_epochs apfl-adaptive "
+        "fedplus-norm",
+        None, Local(lr=0.2, decay=0.7, steps=full_batches(4)), {"lr": 0.2, "decay": 0.7, "local_epochs": 4},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "clip"),
-    [
-        ("fedprox-samples", 0.8),
-        ("fedbc-learned", 0.8),
-        ("fedbc-fixed-list-local", None),
-        ("scaffold-step_size-server_lr", None),
-        ("scaffold-gradient_mean", 0.8),
-    ],
+    ("form", "name"), [(form, name) for form, (names, *_) in FORMS.items() for name in names.split()]
 )
-def test_terms_are_added_once_per_step_after_accumulation_and_before_clipping(tmp_path, name, clip):
-    """Notation: 'added once per optimizer step, after accumulation and AMP unscaling, before clipping'."""
-    data = QuadraticData(sample_quadratics(), batch_size=1)
-    local = Local(lr=0.1, clip=clip, divisor=2, steps=shuffled_steps(data, 1, accumulate=2, epochs=2))
-    options = {"local_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": clip}
-    compare(tmp_path, BY_NAME[name], local, data, **options)
-
-
-@pytest.mark.parametrize("name", ["fedprox-samples", "fedbc-fixed-list-local", "scaffold-auto"])
-def test_two_optimizer_groups_with_their_own_step_sizes(tmp_path, name):
-    """Section 2, SCAFFOLD: 'with several groups eta is by slice'; terms and stored rows survive the reordering."""
-    rates = np.array([0.05, 0.2, 0.2, 0.2])
-    compare(tmp_path, BY_NAME[name], Local(lr=rates, steps=full_batches(2)), lr=0.05, tail_lr=0.2, local_epochs=2)
-
-
-@pytest.mark.parametrize("name", ["fedavg-uniform", "fedbc-fixed", "scaffold-auto"])
-def test_scheduler_inside_the_client(tmp_path, name):
-    """Section 2, SCAFFOLD: with a scheduler eta is the mean of the actual step sizes; it starts anew each round."""
-    compare(tmp_path, BY_NAME[name], Local(lr=0.2, decay=0.7, steps=full_batches(4)), lr=0.2, decay=0.7, local_epochs=4)
-
-
-def test_momentum_starts_anew_each_round(tmp_path):
-    """Notation: no optimizer state survives a round."""
-    for name in ("fedprox-uniform", "fedbc-learned", "fednova-samples"):
-        compare(
-            tmp_path / name,
-            BY_NAME[name],
-            Local(lr=0.05, momentum=0.5, steps=full_batches(3)),
-            lr=0.05,
-            momentum=0.5,
-            local_epochs=3,
-        )
+def test_closed_form_however_clients_train(tmp_path, form, name):
+    _, data, local, options = FORMS[form]
+    compare(tmp_path, BY_NAME[name], local, data, max_rounds=12, **options)
 
 
 def test_scaffold_auto_takes_the_gradient_mean_with_momentum(tmp_path):
     """Section 2: 'with any other optimizer c_i = mean over the K_i steps of the raw g_i'."""
-    setting = Setting(
-        "scaffold-auto-momentum",
-        SCAFFOLD,
-        lambda *args: reference.scaffold(*args, control="gradient_mean"),
-        vectors=("control",),
-        server=("control",),
-    )
-    local = Local(lr=0.05, momentum=0.5, steps=full_batches(3))
-    compare(tmp_path, setting, local, lr=0.05, momentum=0.5, local_epochs=3)
+    setting = replace(BY_NAME["scaffold-gradient_mean"], build=SCAFFOLD)
+    _, _, local, options = FORMS["momentum"]
+    compare(tmp_path, setting, local, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "up", "scalars"),
+    [("fedavg-samples", 1, 1, 1), ("fedavg-uniform", 1, 1, 0), ("fedbc-learned", 1, 1, 1), ("scaffold-auto", 2, 2, 0),
+     ("qfedavg-default", 1, 1, 1), ("qfedavg-public", 1, 1, 2), ("fedlils-max", 1, 1, 2), ("feddyn-default", 1, 1, 0),
+     ("fedadmm-default", 1, 1, 0), ("fednova-samples", 1, 1, 2), ("local", 0, 0, 0), ("l2gd", 1, 1, 0),
+     ("l2sgd_plus", 2, 2, 0), ("fedavg_plus", 1, 1, 0), ("centralized", 0, 0, 0)],
+)  # fmt: skip
+def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name, down, up, scalars):
+    """DESIGN 9: elements times element size for each sampled client (here 4 x 8), scalars 4 bytes."""
+    options = {"max_rounds": 2, "clients_per_round": 5} | dict(BY_NAME[name].options)
+    trainer, _ = fit(tmp_path, BY_NAME[name].build(), QuadraticData(sample_quadratics()), Recorder(), **options)
+    assert float(trainer.callback_metrics["comm/bytes_down"]) == 5 * 32 * down
+    assert float(trainer.callback_metrics["comm/bytes_up"]) == 5 * (32 * up + 4 * scalars)
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.5}, {"gradient_clip_val": 0.5}])
@@ -144,14 +156,6 @@ def test_scaffold_gradient_mean_counts_steps_not_closure_calls(tmp_path):
         assert 0 < np.linalg.norm(controls[client]) < 1.5 * first
 
 
-@pytest.mark.parametrize("name", ["fedavg-samples", "fedprox-uniform", "scaffold-auto"])
-def test_last_iterates_are_kept_as_local_models_where_asked(tmp_path, name):
-    """DESIGN 9: methods without a personal model keep x_i = last w_i; all x_i start at z of round 0 (Notation)."""
-    setting = BY_NAME[name]
-    with_local = Setting(setting.name, setting.build, setting.reference, vectors=("local_model",))
-    compare(tmp_path, with_local, Local(steps=full_batches(2)), local_epochs=2, keep_local_models=True, max_rounds=6)
-
-
 def trajectories(tmp_path: Any, algorithm: Any, **options: Any) -> dict[str, np.ndarray]:
     """z (and flat state) of one run with the common settings of the degenerate equalities."""
     recorder = Recorder(vectors=("local_model",))
@@ -163,29 +167,12 @@ def trajectories(tmp_path: Any, algorithm: Any, **options: Any) -> dict[str, np.
 @pytest.mark.parametrize(
     ("degenerate", "plain"),
     [
-        pytest.param(lambda: FedBC(dual_lr=0.0), lambda: FedAvg("uniform"), id="dual frozen at 0 is FedAvg uniform"),
-        pytest.param(
-            lambda: FedBC(dual_lr=0.1, dual_max=0.0),
-            lambda: FedAvg("uniform"),
-            id="dual clipped to 0 is FedAvg uniform",
-        ),
-        pytest.param(
-            lambda: FedBC(dual_lr=0.0, dual_init=0.15),
-            lambda: FedProx(0.3, "uniform"),
-            id="dual frozen at mu over 2 is FedProx uniform",
-        ),
-        pytest.param(
-            lambda: FedBC(dual_lr=0.2, dual_init=0.15, dual_min=0.15, dual_max=0.15),
-            lambda: FedProx(0.3, "uniform"),
-            id="dual clipped to mu over 2 is FedProx uniform",
-        ),
-        pytest.param(
-            lambda: FedBC(dual_lr=0.1, tolerance=1e12),
-            lambda: FedAvg("uniform"),
-            id="huge tolerance leaves local training untouched",
-        ),
-        pytest.param(lambda: FedProx(0.0), lambda: FedAvg(), id="FedProx of mu 0 is FedAvg"),
+        (partial(FedBC, dual_lr=0.1, dual_max=0.0), partial(FedAvg, "uniform")),
+        (partial(FedBC, dual_lr=0.0, dual_init=0.15), partial(FedProx, 0.3, "uniform")),
+        (partial(FedBC, dual_lr=0.1, tolerance=1e12), partial(FedAvg, "uniform")),
+        (partial(FedProx, 0.0), FedAvg),
     ],
+    ids=["dual clipped to 0", "dual frozen at mu over 2", "huge tolerance", "mu of 0"],
 )
 def test_degenerate_equalities(tmp_path, degenerate, plain):
     """Section 1, degenerate cases, on mini-batches with partial participation: z and every x_i, to 1e-12."""
@@ -194,19 +181,11 @@ def test_degenerate_equalities(tmp_path, degenerate, plain):
         np.testing.assert_allclose(left[name], right[name], rtol=0, atol=1e-12, err_msg=name)
 
 
-def test_scaffold_first_round_is_uniform_fedavg(tmp_path):
-    """Section 2: with c_i = c = 0 the first round has no correction and the uniform mean."""
-    left = trajectories(tmp_path / "scaffold", SCAFFOLD(), max_rounds=1)
-    right = trajectories(tmp_path / "fedavg", FedAvg("uniform"), max_rounds=1)
-    np.testing.assert_allclose(left["z"], right["z"], rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("control", ["step_size", "gradient_mean"])
-@pytest.mark.parametrize(("sampled", "rounds"), [(5, 25), (2, 80)])
-def test_scaffold_ends_at_the_minimiser_of_the_mean_loss(tmp_path, control, sampled, rounds):
-    """Section 4.2: SCAFFOLD -> argmin of the mean loss, with full and partial participation (FedAvg does not)."""
+def test_scaffold_ends_at_the_minimiser_of_the_mean_loss(tmp_path, control):
+    """Section 4.2: SCAFFOLD -> argmin of the mean loss, with partial participation (FedAvg does not)."""
     data = QuadraticData(sample_quadratics())
-    options = {"max_rounds": rounds, "clients_per_round": sampled, "local_epochs": 3, "lr": 0.2}
+    options = {"max_rounds": 80, "clients_per_round": 2, "local_epochs": 3, "lr": 0.2}
     _, module = fit(tmp_path / "scaffold", SCAFFOLD(control=control), data, Recorder(), **options)
     goal = reference.minimiser(data.clients)
     np.testing.assert_allclose(module.vector(), goal, rtol=0, atol=1e-6)
@@ -230,3 +209,9 @@ def test_fedbc_ends_at_a_kkt_point(tmp_path):
     np.testing.assert_allclose(pull.sum(0), 0.0, atol=1e-7)
     assert (distance <= tolerance + 1e-7).all()
     np.testing.assert_allclose(dual * (distance - tolerance), 0.0, atol=1e-7)
+
+
+def test_every_exported_algorithm_is_in_the_registry_under_names_of_its_own():
+    exported = {getattr(algorithms, name) for name in algorithms.__all__} - {algorithms.FederatedAlgorithm}
+    assert {type(setting.build()) for setting in SETTINGS} >= exported
+    assert len(BY_NAME) == len(SETTINGS)

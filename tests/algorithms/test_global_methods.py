@@ -1,8 +1,7 @@
-"""Global methods, robust rules: degenerate equalities, fixed points, attacks, evaluation, bytes (ALGORITHMS 1, 2)."""
+"""Methods with one global model: fixed points, what optimizers leave alone, evaluation, refusals (ALGORITHMS 1, 2)."""
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,96 +10,29 @@ import numpy as np
 import pytest
 import torch
 from helpers import reference, reference_global
+from helpers.boring import BoringData, make_trainer, read_csv
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
+from lightning.pytorch import LightningModule
 from torch.utils.data import Dataset, TensorDataset
 
 from algorithms.running import QUIET, fit, start_point
 from fedbc_lightning import FederatedTrainer, algorithms
-from fedbc_lightning.algorithms import (
-    RFA,
-    SCAFFOLD,
-    FedADMM,
-    FedAvg,
-    FedAvgM,
-    FedBC,
-    FedBCFineTune,
-    FedDyn,
-    FedExP,
-    FedLiLS,
-    FedLiLU,
-    FedPD,
-    FedProx,
-    FedYogi,
-    PerFedBC,
-    QFedAvg,
-)
+from fedbc_lightning.algorithms import SCAFFOLD, FedADMM, FedBCFineTune, FedDyn, FedExP, FedLiLU, FedPD, PerFedBC
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.server.robust import (
-    CenteredClipping,
-    CoordinateMedian,
-    GeometricMedian,
-    Krum,
-    MultiKrum,
-    NormBound,
-    TrimmedMean,
-)
 
 # Degenerate equalities
-
-
-def trajectories(
-    tmp_path: Path, algorithm: Any, vectors: tuple[str, ...] = ("local_model",), **options: Any
-) -> dict[str, Any]:
-    """z and the named vectors of one run with the common settings of the degenerate equalities."""
-    recorder = Recorder(vectors=vectors)
-    settings = {"max_rounds": 20, "clients_per_round": 3, "local_epochs": 3, "keep_local_models": True} | options
-    batch_size = settings.pop("batch_size", 2)
-    fit(tmp_path, algorithm, QuadraticData(sample_quadratics(), batch_size), recorder, **settings)
-    return recorder.arrays()
-
-
-@pytest.mark.parametrize("build", [partial(FedDyn, alpha=0.5), partial(FedADMM, rho=0.5), partial(FedPD, rho=0.5)])
-def test_the_first_round_of_all_clients_goes_twice_as_far_as_fedprox(tmp_path, build):
-    """Section 2: with h_i = y_i = 0 the term is rho (w - z), and z = mean(w_i + (w_i - z))."""
-    options = {"clients_per_round": 5, "max_rounds": 1}
-    found = trajectories(tmp_path / "found", build(), **options)
-    plain = trajectories(tmp_path / "plain", FedProx(0.5, "uniform"), **options)
-    np.testing.assert_allclose(found["local_model"], plain["local_model"], rtol=0, atol=1e-13)
-    np.testing.assert_allclose(found["z"] - start_point(), 2 * (plain["z"] - start_point()), rtol=0, atol=1e-13)
-
-
-def test_feddyn_is_fedadmm_where_clients_solve_exactly_and_all_take_part(tmp_path):
-    """Section 2: h_i = -y_i, h = mean(h_i): the two differ in the start of local training alone."""
-    options = {"clients_per_round": 5, "max_rounds": 5, "local_epochs": 60, "batch_size": None, "lr": 0.4}
-    left = trajectories(tmp_path / "dyn", FedDyn(alpha=0.8), ("correction",), **options)
-    right = trajectories(tmp_path / "admm", FedADMM(rho=0.8), ("multiplier",), **options)
-    np.testing.assert_allclose(left["z"], right["z"], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(left["correction"], -right["multiplier"], rtol=0, atol=1e-12)
 
 
 # Fixed points
 
 
-@pytest.mark.parametrize(("sampled", "rounds"), [(5, 35), (2, 110)])
 @pytest.mark.parametrize("build", [partial(FedADMM, rho=1.0), partial(FedDyn, alpha=1.0)], ids=["FedADMM", "FedDyn"])
-def test_ends_at_the_minimiser_of_the_mean_loss(tmp_path, build, sampled, rounds):
-    """Section 4.2: FedADMM, FedDyn -> argmin of the mean loss, with full and partial participation."""
+def test_ends_at_the_minimiser_of_the_mean_loss(tmp_path, build):
+    """Section 4.2: FedADMM, FedDyn -> argmin of the mean loss, with partial participation."""
     data = QuadraticData(sample_quadratics())
-    options = {"max_rounds": rounds, "clients_per_round": sampled, "local_epochs": 3, "lr": 0.2}
+    options = {"max_rounds": 110, "clients_per_round": 2, "local_epochs": 3, "lr": 0.2}
     _, module = fit(tmp_path, build(), data, Recorder(), **options)
     np.testing.assert_allclose(module.vector(), reference.minimiser(data.clients), rtol=0, atol=1e-6)
-
-
-def test_fedpd_ends_at_the_minimiser_only_without_skips(tmp_path):
-    """Section 2: 'Exact argmin only for p = 0'."""
-    data, recorders = QuadraticData(sample_quadratics()), (Recorder(), Recorder())
-    goal, errors = reference.minimiser(data.clients), []
-    for k, recorder in enumerate(recorders):
-        options = {"max_rounds": 40, "clients_per_round": 5, "local_epochs": 3, "lr": 0.2}
-        fit(tmp_path / str(k), FedPD(rho=1.0, skip_probability=0.5 * k), data, recorder, **options)
-        errors.append(np.abs(recorder.arrays()["z"][-1] - goal).max())
-    assert errors[0] < 1e-7
-    assert errors[1] > 1e-4
 
 
 def test_fedpd_leaves_z_where_a_round_is_skipped(tmp_path):
@@ -125,60 +57,6 @@ def test_fedpd_leaves_z_where_a_round_is_skipped(tmp_path):
             assert float(row["comm/bytes_up"]) >= 5 * 4 * 8
             assert float(row["comm/bytes_down"]) >= 5 * 4 * 8
         last = z
-
-
-# Robust rules
-
-
-class _Server(dict):
-    """What a rule sees of the server: its own declared vector."""
-
-    def stage(self, name: str, value: torch.Tensor) -> None:
-        self[name] = value
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (CoordinateMedian, [1.0, 30.0]),
-        (partial(TrimmedMean, trim=0.2), [2.0 / 3, 30.0]),
-        (partial(Krum, num_byzantine=1), "chosen"),
-        (partial(MultiKrum, num_byzantine=1), "mean of chosen"),
-        (partial(NormBound, bound=0.1), [0.6, 41.0]),
-        (partial(CenteredClipping, radius=0.1), [0.6, 41.0]),
-    ],
-)
-def test_buffers_under_a_rule(make, expected):
-    """Contract: coordinate rules treat buffers like parameters, choosing rules weigh them alike, others average."""
-    updates = torch.tensor([[0.0], [0.1], [0.2], [0.35], [50.0]], dtype=torch.float64)
-    buffers = torch.tensor([[1.0, 20.0], [0.0, 15.0], [2.0, 30.0], [1.0, 40.0], [-1.0, 100.0]], dtype=torch.float64)
-    server = _Server(clipping_center=torch.zeros(1, dtype=torch.float64))
-    found, averaged = make().aggregate(updates, torch.ones(5, dtype=torch.float64), buffers, server)
-    if expected == "chosen":
-        (index,) = torch.nonzero(updates[:, 0] == found[0])[0].tolist()
-        expected = buffers[index].tolist()
-        assert index in (1, 2)
-    elif expected == "mean of chosen":
-        expected = buffers[:4].mean(0).tolist()
-    assert averaged.tolist() == pytest.approx(expected)
-
-
-def test_the_default_geometric_median_is_converged():
-    """Section 2: 100 sweeps, stop at relative 1e-6 (the public 4 sweeps are far off): the unit pulls cancel."""
-    rng = np.random.default_rng(5)
-    updates, weights = rng.standard_normal((9, 4)), rng.integers(1, 6, 9).astype(float)
-    arguments = (torch.as_tensor(value) for value in (updates, weights, np.zeros((9, 0))))
-    found = GeometricMedian().aggregate(*arguments, _Server())[0].numpy()
-    pull = (updates - found) / np.linalg.norm(updates - found, axis=1)[:, None]
-    assert np.linalg.norm(weights @ pull) / weights.sum() < 1e-4
-    exact = reference_global.geometric_median(max_iter=5000, rtol=0.0)(updates, weights)
-    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
-
-
-def test_fedpd_needs_all_clients(tmp_path):
-    """Section 2: 'with all clients in every round'."""
-    with pytest.raises(ConfigurationError, match="clients_per_round"):
-        fit(tmp_path, FedPD(), QuadraticData(sample_quadratics()), Recorder(), clients_per_round=4, max_rounds=1)
 
 
 # What optimizers leave alone, and what is kept in less precision
@@ -232,9 +110,6 @@ def test_the_servers_mean_is_that_of_the_rows_as_they_are_kept(tmp_path, name):
     np.testing.assert_allclose(found[f"server_{server}"], rows.mean(0), rtol=0, atol=1e-12)
 
 
-# A client that fails
-
-
 # Evaluation
 
 
@@ -260,8 +135,7 @@ class EvaluatedData(QuadraticData):
 
 def metrics(trainer: FederatedTrainer) -> list[dict[str, str]]:
     """metrics.csv of a run, row 0 first."""
-    with (Path(trainer.log_dir) / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_csv(Path(trainer.log_dir) / "metrics.csv")
 
 
 def evaluated(
@@ -327,41 +201,45 @@ def test_fedexp_averages_the_last_two_z_for_evaluation_only(tmp_path, style):
 
 # Communication
 
-VECTORS = {
-    "FedAvg": (FedAvg, 1, 1),
-    "FedProx": (FedProx, 1, 1),
-    "SCAFFOLD": (SCAFFOLD, 2, 2),  # down z and c, up w_i and the change of c_i
-    "FedBC": (partial(FedBC, dual_lr=0.1), 1, 1),
-    "FedBCFineTune": (partial(FedBCFineTune, dual_lr=0.1), 1, 1),
-    "PerFedBC": (partial(PerFedBC, dual_lr=0.1), 1, 1),
-    "FedAvgM": (FedAvgM, 1, 1),
-    "FedAdagrad": (algorithms.FedAdagrad, 1, 1),
-    "FedAdam": (algorithms.FedAdam, 1, 1),
-    "FedYogi": (FedYogi, 1, 1),
-    "QFedAvg": (QFedAvg, 1, 1),
-    "FedDyn": (FedDyn, 1, 1),  # h_i stays at the client, h at the server
-    "FedADMM": (FedADMM, 1, 1),  # up the change of u_i; x_i and y_i stay
-    "FedPD": (FedPD, 1, 1),
-    "FedExP": (FedExP, 1, 1),
-    "FedLiLS": (FedLiLS, 1, 1),
-    "FedLiLU": (FedLiLU, 1, 1),
-    "RFA": (RFA, 1, 1),
-    "SCAFFOLD-median": (lambda: SCAFFOLD(robust_rule=CoordinateMedian()), 2, 2),
-    "FedAvg-median": (lambda: FedAvg(robust_rule=CoordinateMedian()), 1, 1),
-}
-NEEDS_A_NUMBER = {"FedAvg", "FedBC", "FedBCFineTune", "PerFedBC", "QFedAvg", "FedLiLS", "FedLiLU"}
-"""A sample count, a dual, a loss or a step size goes up beside the vectors."""
+
+@pytest.mark.parametrize("options", [{"decay": 0.9}, {"gradient_clip_val": 0.5}, {"lbfgs": True}])
+def test_fednova_refuses_steps_whose_weights_are_unknown(tmp_path, options):
+    with pytest.raises(ConfigurationError, match="FedNova divides by the weight of a client's gradients"):
+        fit(tmp_path, algorithms.FedNova(), QuadraticData(sample_quadratics()), Recorder(), **options)
 
 
-@pytest.mark.parametrize("name", list(VECTORS))
-def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name):
-    """DESIGN 9: elements times element size per sampled client (here 4 x 8), scalars 4 bytes."""
-    build, down, up = VECTORS[name]
-    num_sampled = 5 if name == "FedPD" else 3
-    options = {"max_rounds": 3, "clients_per_round": num_sampled}
-    trainer, _ = fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **options)
-    for row in metrics(trainer)[1:]:
-        assert float(row["comm/bytes_down"]) == num_sampled * 32 * down
-        numbers = (float(row["comm/bytes_up"]) / num_sampled - 32 * up) / 4
-        assert numbers in (0, 1, 2, 3)
-        assert numbers > 0 or name not in NEEDS_A_NUMBER
+class Idle(LightningModule):
+    """A linear model that finds no loss in the batches of client 2."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(10, 3)
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_client == 2:
+            return None
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+
+
+class Few(BoringData):
+    num_clients = 2
+
+
+class More(BoringData):
+    num_clients = 3
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_client_without_a_step_has_no_part(tmp_path, weighting):
+    found = []
+    for data in (Few, More):
+        trainer = make_trainer(
+            tmp_path / data.__name__, max_rounds=3, clients_per_round=1.0, precision="64-true", eval_every_n_rounds=0
+        )
+        trainer.fit(Idle(), data(), algorithms.FedNova(weighting))
+        found.append(trainer.server.z)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

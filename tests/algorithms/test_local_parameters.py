@@ -23,22 +23,21 @@ from helpers.reference import Local
 from helpers.reference_partial import partial_sharing
 from torch import nn
 
-from algorithms.registry import METHODS
+from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import QUIET, shuffled_steps, start_point
-from algorithms.test_resume_equality import differences, last, rows, run
+from algorithms.test_resume_equality import assert_resumes
+from algorithms.test_vectorized import assert_close
 from fedbc_lightning import FederatedTrainer
-from fedbc_lightning.algorithms import MOON, FedAvg, FedBABU, FedBC, FedBCFineTune, FedRep
-from fedbc_lightning.algorithms import Local as LocalMethod
+from fedbc_lightning.algorithms import FedAvg, FedBABU, FedBC, FedRep
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 HEAD = np.array([True, False, False, False])
 REFUSED = ("apfl", "centralized", "ditto", "fedlils", "l2", "perfed", "pfedme")
 """Beginnings of the names of settings whose methods cannot leave a part of the model with each client."""
-ACCEPTED = [
-    s for s in METHODS
-    if not s.name.startswith(REFUSED) and getattr(s.build(), "solver", None) is None and "layerwise" not in s.name
-]  # fmt: skip
+FORMS = [BY_NAME[name] for name in ("fedbc-learned", "scaffold-auto", "fedadam-default", "fedrep-samples", "fedbabu",
+                                    "fedadmm-default", "fednova-samples", "fedbuff")]  # fmt: skip
+"""One setting for each form of state beside the kept parameters."""
 
 
 def fit(root: Path, algorithm: Any, engine: str = "sequential", **options: Any) -> tuple[Any, Recorder, Any]:
@@ -85,23 +84,15 @@ def test_only_the_shared_part_is_counted_as_sent(tmp_path):
     assert float(first["comm/bytes_down"]) == 3 * 8
 
 
-@pytest.mark.parametrize("setting", ACCEPTED, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", FORMS, ids=lambda setting: setting.name)
 def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     options = {**setting.options, "local_parameters": ["tail"], "client_dtype": None}
-    whole = run(tmp_path / "whole", setting.build, 5, **options)
-    first = run(tmp_path / "parts", setting.build, 2, **options)
-    resumed = run(tmp_path / "parts", setting.build, 5, ckpt_path=str(last(first)), **options)
-    loaded = [torch.load(last(trainer), weights_only=True, map_location="cpu") for trainer in (whole, resumed)]
-    assert differences(*loaded) == []
+    whole, _ = assert_resumes(tmp_path, setting.build, 2, 5, **options)
     kinds = {tuple(whole.clients.vector("local_parameters", client).tolist()) for client in range(5)}
     assert len(kinds) > 1 or setting.name == "fedbabu"
-    for name in ("metrics.csv", "clients.csv"):
-        assert rows(whole, name) == rows(resumed, name), name
 
 
-@pytest.mark.parametrize(
-    "setting", [s for s in ACCEPTED if not isinstance(s.build(), MOON)], ids=lambda setting: setting.name
-)
+@pytest.mark.parametrize("setting", FORMS, ids=lambda setting: setting.name)
 def test_engines_agree(tmp_path, setting):
     found = []
     for engine in ("sequential", "vectorized"):
@@ -109,18 +100,7 @@ def test_engines_agree(tmp_path, setting):
         trainer, _, _ = fit(tmp_path, setting.build(), engine, **options)
         found.append(state_of(trainer.federation) | module_state_of(trainer.federation))
         found[-1].pop("fingerprint")
-    flat = [dict(_leaves(state)) for state in found]
-    assert flat[0].keys() == flat[1].keys()
-    for name, value in flat[0].items():
-        torch.testing.assert_close(value, flat[1][name], rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
-
-
-def _leaves(tree: Any, path: str = "") -> Any:
-    if isinstance(tree, torch.Tensor):
-        yield path, tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}/{key}")
+    assert_close(*found)
 
 
 @pytest.mark.parametrize(
@@ -158,15 +138,6 @@ def test_a_parameter_outside_of_the_optimizer_is_refused(tmp_path):
         trainer.fit(Part(), QuadraticData(sample_quadratics()), FedAvg())
 
 
-def test_local_training_is_the_same_whatever_is_local(tmp_path):
-    """Nothing is sent to clients of Local, so its clients' models do not depend on what would be shared."""
-    whole, _, _ = fit(tmp_path, LocalMethod(), name="whole")
-    parted, _, _ = fit(tmp_path, LocalMethod(), name="parted", local_parameters=["tail"])
-    for client in range(5):
-        own = parted.clients.vector("local_model", client), parted.clients.vector("local_parameters", client)
-        assert torch.equal(torch.cat(own), whole.clients.vector("local_model", client))
-
-
 class Plain(BoringModel):
     """Two layers without BatchNorm, so that both engines train it."""
 
@@ -200,22 +171,6 @@ def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
     for client in range(6):
         kept = trainer.clients.vector("local_parameters", client)
         assert torch.equal(kept, initial) == (client not in trained)
-
-
-def test_last_models_are_kept_if_asked_for(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"], keep_local_models=True)
-    trainer.fit(make_model(Plain), BoringData(), FedAvg())
-    own = trainer.federation.local_model()(5)
-    assert torch.equal(own.model, trainer.clients.vector("local_model", 5))
-
-
-def test_fine_tuning_moves_the_clients_part_too(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"], clients_per_round=6)
-    trainer.fit(make_model(Plain), BoringData(), FedBCFineTune(dual_lr=0.01, finetune_lr=0.1))
-    models = trainer.federation.models()
-    before, after = models.local(3), trainer.evaluator.local_model(models, 3, 3)
-    assert not torch.equal(before.model, after.model)
-    assert not torch.equal(before.kept, after.kept)
 
 
 def test_a_clients_model_is_exported_whole(tmp_path):
@@ -262,43 +217,11 @@ def test_batch_norm_without_its_statistics_is_refused(tmp_path):
         trainer.fit(make_model(), BoringData(), FedAvg())
 
 
-def test_buffers_may_be_averaged_beside_a_local_head(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.3.*"], clients_per_round=6)
-    trainer.fit(make_model(), BoringData(), FedAvg())
-    own = [trainer.federation.local_model()(client) for client in (0, 1)]
-    assert torch.equal(own[0].model, own[1].model)
-    assert trainer.server["buffers"].abs().sum() > 0
-    assert not torch.equal(own[0].kept, own[1].kept)
-
-
 def test_another_choice_is_refused_on_resume(tmp_path):
     make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"]).fit(make_model(Plain), BoringData(), FedAvg())
     for other in (None, ["net.2.bias"]):
         with pytest.raises(ConfigurationError, match=r"local_parameters is net\.2\.weight, net\.2\.bias there"):
             make_trainer(tmp_path, local_parameters=other).fit(make_model(Plain), BoringData(), FedAvg(), "last")
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedBC(dual_lr=0.01)], ids=str)
-def test_recorded_steps_are_the_steps_as_written(tmp_path, algorithm):
-    found = []
-    for record_steps in (True, False):
-        options = {"local_parameters": ["net.2.*"], "record_steps": record_steps, "local_epochs": 4}
-        trainer = make_trainer(tmp_path, name=str(record_steps), engine="sequential", **options)
-        trainer.fit(make_model(Plain), BoringData(batch_size=4), algorithm)
-        found.append(state_of(trainer.federation) | module_state_of(trainer.federation))
-    assert_equal_trees(*found)
-
-
-def test_hooks_at_the_start_make_the_initial_part(tmp_path):
-    class Set(Plain):
-        def on_fit_start(self) -> None:
-            with torch.no_grad():
-                self.net[2].bias.fill_(3.0)
-
-    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=1, local_parameters=["net.2.bias"])
-    trainer.fit(make_model(Set), BoringData(), FedAvg())
-    rows_of_all = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(6)])
-    assert (rows_of_all == 3.0).all(dim=1).sum() == 5
 
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)

@@ -59,10 +59,7 @@ def setting(name):
             {"after": lambda self, c, s: c.stage("rate", c.w[:, :2])},
             r"a row for each client, was given the shape \(\d, 2\); give a tensor of the shape \(\d,\)",
         ),
-        (
-            {"after": lambda self, c, s: c.stage("rate", 3.0)},
-            r"was given 3.0; give a tensor",
-        ),
+        ({"after": lambda self, c, s: c.stage("rate", 3.0)}, r"was given 3.0; give a tensor"),
         ({"after": setting("rate")}, r"Mine sets cohort.rate, which is not kept; write cohort.stage\('rate', ...\)"),
         (
             {"after": setting("mesage")},
@@ -78,10 +75,7 @@ def setting(name):
             r"engine.solve was given a start of shape \(5,\)",
         ),
         ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
-        (
-            {"server_callbacks": lambda *_: WeightedAverage()},
-            "WeightedAverage object at .*; return a list of parts",
-        ),
+        ({"server_callbacks": lambda *_: WeightedAverage()}, "WeightedAverage object at .*; return a list of parts"),
         ({"server_callbacks": lambda *_: [WeightedAverage]}, r"returned \[<class .*WeightedAverage'>\]; return a list"),
         ({"server_callbacks": lambda *_: [FedAvg()]}, r"returned \[<.*FedAvg object at .*>\]; return a list"),
         ({"num_exchanges": lambda *_: None}, rf"Mine.num_exchanges {HERE} returned None; .* Return a whole number"),
@@ -106,10 +100,7 @@ def test_a_mistake_in_a_method_is_one_line(tmp_path, methods, says):
     ("act", "says"),
     [
         (lambda server: server.stage("zz", server.z), r"server\['zz'\] is no declared state"),
-        (
-            lambda server: server.stage("z", server.z[:5]),
-            r"the shape \(5,\); give a tensor of the shape \(1\d\d,\)",
-        ),
+        (lambda server: server.stage("z", server.z[:5]), r"the shape \(5,\); give a tensor of the shape \(1\d\d,\)"),
         (lambda server: server.stage("z", None), "was given None; give a tensor"),
         (lambda server: server.stage_model(server.z[:5]), r"stage_model\(...\) was given the shape \(5,\); give"),
     ],

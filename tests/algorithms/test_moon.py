@@ -16,22 +16,11 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
 
-from algorithms.registry import BY_NAME
 from algorithms.running import shuffled_steps, start_point
-from algorithms.test_conformance import compare
 from algorithms.test_local_parameters import fit as fit_partially
 from fedbc_lightning.algorithms import MOON, FedAvg
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.engines.contrasted_step import find_layer
-from fedbc_lightning.local import ModelContrast
-
-
-def test_with_momentum_accumulation_and_clipping(tmp_path):
-    data = QuadraticData(sample_quadratics(), batch_size=1)
-    local = Local(lr=0.05, momentum=0.5, clip=0.8, divisor=2, steps=shuffled_steps(data, 1, accumulate=2, epochs=2))
-    options = {"local_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.8, "lr": 0.05, "momentum": 0.5}
-    compare(tmp_path, BY_NAME["moon"], local, data, **options)
 
 
 def test_a_client_keeps_a_part_of_both_models(tmp_path):
@@ -112,15 +101,6 @@ def test_features_by_other_models_in_evaluation_mode_and_with_the_same_draws(tmp
     torch.testing.assert_close(trainer.server.z, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
-def test_without_weight_it_is_fedavg(tmp_path):
-    found = []
-    for algorithm in (MOON("body", mu=0.0), FedAvg()):
-        trainer = make_trainer(tmp_path, **OPTIONS)
-        trainer.fit(Noisy(), Two(), algorithm)
-        found.append(trainer.server.z)
-    assert torch.equal(*found)
-
-
 class Odd(Noisy):
     """A body that is used in a way of its own."""
 
@@ -132,10 +112,6 @@ class Odd(Noisy):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         inputs = batch[0]
         features = self.body(inputs)
-        if self.way == "twice":
-            features = features + self.body(inputs)
-        if self.way == "pair":
-            features = features + self.pair(inputs[:, None])[0][:, 0]
         if self.way == "flat":
             features = self.flat(features).reshape(-1, 6)
         return functional.cross_entropy(self.head(features), batch[1])
@@ -145,9 +121,7 @@ class Odd(Noisy):
     ("way", "layer", "message"),
     [
         ("plain", "boddy", r"Odd has no layer 'boddy'; did you mean 'body'\?"),
-        ("plain", "x", "Odd has no layer 'x'; it has body, body.0, .*, flat"),
         ("plain", "pair", "'pair' is called 0 times by training_step"),
-        ("pair", "pair", "'pair' returns tuple, not one vector for each sample"),
         ("flat", "flat", r"'flat' returns the shape \(96,\), not one vector for each sample"),
         ("frozen", "body", "'body' has no gradient"),
     ],
@@ -155,32 +129,6 @@ class Odd(Noisy):
 def test_layers_without_features_are_refused(tmp_path, way, layer, message):
     with pytest.raises(ConfigurationError, match=r"algorithm\.features: .*" + message):
         make_trainer(tmp_path, max_rounds=1, clients_per_round=2).fit(Odd(way), Two(), MOON(layer))
-
-
-class Logging(Noisy):
-    """Logs before its layer is called."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.log("train_inputs", batch[0].sum(), reduce_fx="sum", on_step=False, on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-
-def test_what_the_step_logs_by_other_models_is_dropped(tmp_path):
-    logged = []
-    for algorithm in (MOON("body"), FedAvg()):
-        trainer = make_trainer(tmp_path, **OPTIONS | {"max_rounds": 1})
-        trainer.fit(Logging(), Two(), algorithm)
-        logged.append(float(trainer.callback_metrics["train/inputs"]))
-    assert logged[0] == logged[1] != 0
-
-
-def test_similarities_of_features_in_half_precision_keep_their_digits():
-    generator = torch.Generator().manual_seed(0)
-    own, near, far = torch.randn(3, 4, 50, generator=generator).bfloat16()
-    values = own, own + 0.1 * near, own + 0.1 * far
-    term = ModelContrast(1.0, 0.5, "", own)
-    found, expected = term.value(*values), term.value(*(value.double() for value in values))
-    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0.0)
 
 
 class Writing(Noisy):
@@ -213,9 +161,3 @@ def test_passes_by_other_models_leave_batch_and_buffers_alone(tmp_path):
         counts.append(module.counts)
     assert torch.equal(*models[:2])
     assert counts[0] == counts[1] == counts[2]
-
-
-def test_a_layer_may_be_given_by_any_of_its_names():
-    module = Noisy()
-    module.other = module.body
-    assert find_layer(module, "other") is module.body

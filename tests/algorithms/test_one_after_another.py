@@ -13,8 +13,9 @@ from lightning.pytorch import Callback
 
 from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import QUIET
-from fedbc_lightning import ConfigurationError, FederatedTrainer
-from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
+from algorithms.test_vectorized import assert_tables_alike
+from fedbc_lightning import FederatedTrainer
+from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, QFedAvg
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
@@ -25,7 +26,7 @@ from fedbc_lightning.state.cohort import Cohort
 PUBLIC = [BY_NAME["fedbc-momentum-public"], BY_NAME["fedbc-momentum-public-learned"]]
 SETTINGS = [*METHODS, *PUBLIC]
 COHORT = 3
-NAMED = ["fedavg-samples", "fedbc-learned-local", "scaffold-gradient_mean", *[s.name for s in PUBLIC]]
+NAMED = ["fedbc-learned-local", "scaffold-gradient_mean", "fedbc-momentum-public-learned"]
 
 
 class OnlyIfPositive(QuadraticModule):
@@ -77,45 +78,30 @@ def state_of(trainer: FederatedTrainer) -> dict[str, torch.Tensor]:
     return state | {f"server {name}": server[name] for name in server.values}
 
 
-def assert_alike(
-    one: FederatedTrainer, other: FederatedTrainer, *, is_exact: bool = True, bound: float = 1e-13
-) -> None:
+def assert_alike(one: FederatedTrainer, other: FederatedTrainer, bound: float = 1e-13) -> None:
     """Rows, scalars and tables bit for bit; what the server makes of sums to ``bound``."""
     left, right = state_of(one), state_of(other)
     assert left.keys() == right.keys()
     for name, value in left.items():
-        if is_exact and not name.startswith(("server", "center")):
+        if not name.startswith(("server", "center")):
             assert torch.equal(value, right[name]), name
         else:
             scale = max(float(value.abs().max()) if value.numel() else 0.0, 1e-3)
             torch.testing.assert_close(
                 value, right[name], rtol=0, atol=bound * scale, msg=lambda m, n=name: f"{n}: {m}"
             )
-    for name in ("clients", "metrics"):
-        tables = [read_csv(Path(trainer.log_dir) / f"{name}.csv") for trainer in (one, other)]
-        for row, expected in zip(*tables, strict=True):
-            assert row.keys() == expected.keys()
-            for key in row.keys() - {"time/round_seconds", "time/eval_seconds"}:
-                if name == "clients" and is_exact:
-                    assert row[key] == expected[key], key
-                elif "." in expected[key]:
-                    assert float(row[key]) == pytest.approx(float(expected[key]), rel=1e-6, abs=1e-9), key
-                else:
-                    assert row[key] == expected[key], key
+    assert_tables_alike(one, other, bits=("clients",), bound=1e-6)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_the_numbers_of_one_at_a_time(tmp_path, setting, monkeypatch, sizes):
-    """After a round rows, scalars and tables are those of cohorts of one, bit for bit; after five nearly so."""
+    """After a round rows, scalars and tables are those of cohorts of one, bit for bit."""
     together = run(tmp_path, setting.build(), COHORT, monkeypatch, **setting.options)
     engine, algorithm = together.federation.engine, together.federation.algorithm
     takes_one = engine.cohort_size == 1 or engine.has_solver or algorithm.trains_pooled
     if algorithm.buffer_size is None:  # else as few clients train together as start in a round
         assert set(sizes) == ({1} if takes_one else {1, COHORT} if max(sizes) > 1 and 1 in sizes else {COHORT, 2})
     assert_alike(together, run(tmp_path, setting.build(), 1, monkeypatch, **setting.options))
-    options = {"max_rounds": 5, "name": "more"} | setting.options
-    together, singly = (run(tmp_path, setting.build(), size, monkeypatch, **options) for size in (COHORT, 1))
-    assert_alike(together, singly, is_exact=False, bound=1e-10)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -143,16 +129,6 @@ def test_a_client_that_is_not_finite(tmp_path, build, monkeypatch):
     assert_alike(*pair)
     statuses = {row["client"]: row["status"] for row in read_csv(Path(pair[0].log_dir) / "clients.csv")}
     assert {client for client, status in statuses.items() if status == "nonfinite"} == {"2"}
-
-
-def test_a_resumed_run_is_the_whole_one(tmp_path, monkeypatch):
-    options = {"enable_checkpointing": True, "checkpoint_every_n_rounds": 1, "clients_per_round": 5}
-    whole = run(tmp_path, FedBC(0.05), 2, monkeypatch, max_rounds=4, **options)
-    folder = {"default_root_dir": str(tmp_path / "resumed")}
-    run(tmp_path, FedBC(0.05), 2, monkeypatch, max_rounds=2, **options | folder)
-    resumed = run(tmp_path, FedBC(0.05), 2, monkeypatch, max_rounds=4, ckpt_path="last", **options | folder)
-    for name, value in state_of(whole).items():
-        assert torch.equal(value, state_of(resumed)[name]), name
 
 
 class Turns(Callback):
@@ -185,12 +161,3 @@ def test_large_models_are_trained_alone(tmp_path, monkeypatch, sizes):
     monkeypatch.setattr("fedbc_lightning.engines.sequential.BYTES_OF_ROWS", 8 * 4 * 8 * 2 - 1)
     run(tmp_path, FedAvg(), 64, monkeypatch, name="more")
     assert sizes[2:] == [1, 1, 1, 1]
-
-
-def test_a_solver_that_nobody_announced(tmp_path, monkeypatch):
-    class Silent(PFedMe):
-        def check(self, engine):
-            """Not a word."""
-
-    with pytest.raises(ConfigurationError, match=r"engine\.check_solver"):
-        run(tmp_path, Silent(), 5, monkeypatch)

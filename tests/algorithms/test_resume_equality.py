@@ -72,41 +72,24 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     return [] if same_number or left == right else [f"{path}: {left!r} != {right!r}"]
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
-def test_resumed_run_equals_unbroken_run(tmp_path, setting):
-    """Every tensor of the last checkpoint and every row of both CSV files, max_rounds being the total."""
-    whole = run(tmp_path / "whole", setting.build, TOTAL, **setting.options)
-    first = run(tmp_path / "parts", setting.build, FIRST, **setting.options)
-    assert first.current_round == FIRST
-    resumed = run(tmp_path / "parts", setting.build, TOTAL, ckpt_path=str(last(first)), **setting.options)
-    assert resumed.current_round == TOTAL
-    assert resumed.log_dir == first.log_dir
-    assert torch.equal(whole.server.z, resumed.server.z)
-    for name in setting.scalars:
-        assert torch.equal(whole.clients.scalar(name), resumed.clients.scalar(name)), name
-    for name in setting.vectors:
-        for client in range(5):
-            assert torch.equal(whole.clients.vector(name, client), resumed.clients.vector(name, client)), (name, client)
-    for name in setting.server:
-        assert torch.equal(whole.server[name], resumed.server[name]), name
+def assert_resumes(root: Path, build: Any, first: int = FIRST, total: int = TOTAL, **options: Any) -> Any:
+    """Every tensor of the last checkpoint and every row of both tables; the unbroken run, and the last checkpoint."""
+    whole = run(root / "whole", build, total, **options)
+    stopped = run(root / "parts", build, first, **options)
+    assert stopped.current_round == first
+    resumed = run(root / "parts", build, total, ckpt_path=str(last(stopped)), **options)
+    assert (resumed.current_round, resumed.log_dir) == (total, stopped.log_dir)
     loaded = [torch.load(last(trainer), weights_only=True, map_location="cpu") for trainer in (whole, resumed)]
     assert differences(*loaded) == []
     for name in ("metrics.csv", "clients.csv"):
         assert rows(whole, name) == rows(resumed, name), name
-    assert [int(row["round"]) for row in rows(resumed, "metrics.csv")] == list(range(TOTAL + 1))
+    assert [int(row["round"]) for row in rows(resumed, "metrics.csv")] == list(range(total + 1))
+    return whole, str(last(resumed))
 
 
-def test_ckpt_path_last_finds_the_newest_run(tmp_path):
-    """DESIGN 9: ``last`` = the newest last.ckpt under <default_root_dir>/<name>/*."""
-    build = BY_NAME["fedbc-momentum-public-learned"].build
-    whole = run(tmp_path / "whole", build, TOTAL)
-    first = run(tmp_path / "parts", build, FIRST)
-    resumed = run(tmp_path / "parts", build, TOTAL, ckpt_path="last")
-    assert resumed.log_dir == first.log_dir
-    assert torch.equal(whole.server.z, resumed.server.z)
-    again = run(tmp_path / "parts", build, TOTAL, ckpt_path="last")
-    assert torch.equal(whole.server.z, again.server.z)
-    assert [int(row["round"]) for row in rows(again, "metrics.csv")] == list(range(TOTAL + 1))
+@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+def test_resumed_run_equals_unbroken_run(tmp_path, setting):
+    assert_resumes(tmp_path, setting.build, **setting.options)
 
 
 def test_when_a_checkpoint_is_written_never_changes_a_number(tmp_path):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from helpers.boring import read_csv
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 
 from algorithms.running import QUIET
-from algorithms.test_resume_equality import differences, last, run
+from algorithms.test_resume_equality import assert_resumes, run
 from fedbc_lightning import ConfigurationError, FederatedTrainer, Privacy
 from fedbc_lightning.algorithms import L2GD, Centralized, FedAvg, FedProx
 from fedbc_lightning.core.seeding import numpy_generator
@@ -35,8 +34,7 @@ def fit(folder: Path, system: System | None, algorithm: Any = None, **options: A
 
 
 def table(trainer: Any, name: str) -> list[dict[str, str]]:
-    with (Path(trainer.log_dir) / name).open() as file:
-        return list(csv.DictReader(file))
+    return read_csv(Path(trainer.log_dir) / name)
 
 
 def ends(trainer: Any) -> list[float]:
@@ -152,16 +150,6 @@ def test_a_client_is_there_at_the_time_that_its_start_names():
     np.testing.assert_allclose(seen, 0.3, atol=1e-3)
 
 
-def test_intervals_shorter_than_floats_tell(tmp_path):
-    """At 1e9 seconds an interval of 1e-9 is empty in floats but for its start, at which its client begins."""
-    system = System(2.5e8, availability=Diurnal(1e-18, 1e9, spread=1.0))
-    there = 1e9 * numpy_generator(1, "availability").random(5)
-    trainer = fit(tmp_path, system, max_rounds=4)
-    first = there.min()
-    np.testing.assert_allclose(ends(trainer)[0], first + 1e9, rtol=1e-12)
-    assert all(len(of_round(trainer, number)) == 1 for number in range(1, 5))
-
-
 def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
     """Milliseconds of inference per sample and kbps; a step is three passes over a batch of 21 samples."""
     file = tmp_path / "devices.csv"
@@ -179,16 +167,11 @@ def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
     [
         ("client,speed\n0,1\n", r"no column compute or computation, but client, speed\."),
         ("client,compute\n0,-1\n", r"line 2: compute is '-1'; give a number > 0\."),
-        ("client,compute\n0\n", r"line 2: compute is ''"),
         ("client,compute\n7,1\n", r"line 2: there is no client '7'; the data has clients 0 to 4\."),
         ("client,compute\n0,1\n0,2\n", r"line 3: client 0 is there twice\."),
         ("client,compute\n0,1\n1,1\n", r"has no row of client 2 \(of 3 clients in all\)"),
         ("clients,compute\n0,1\n", r"has an unknown column 'clients'; did you mean 'client'\?"),
-        ("id,compute\n0,1\n", r"has an unknown column 'id'; there may be client, compute,"),
-        ("Client,computation\n0,1\n", r"has an unknown column 'Client'; did you mean 'client'\?"),
-        ("client,compute,compute\n0,1,2\n", r"has an unknown column 'compute\.1'; did you mean 'compute'\?"),
         ("client,compute\n0,0,5\n", r"has no rows, or one with more cells than there are columns\."),
-        ("client,compute\n", r"has no rows, or"),
         (None, r"cannot be read as a CSV file \(No such file or directory\)"),
     ],
 )
@@ -206,7 +189,6 @@ def test_mistakes_in_a_file_of_intervals(tmp_path):
         ("client,start\n0,1\n", r"no column end"),
         ("client,start,end,compute\n0,1,2,1\n", r"unknown column 'compute'; there may be client, start, end"),
         ("client,start,end\n0,3,3\n", r"line 2: the end is not after the start"),
-        ("client,start,end\nann,0,3\n", r"line 2: there is no client 'ann'"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=message):
@@ -217,15 +199,9 @@ def test_resumed_run_equals_unbroken_run_and_another_system_is_refused(tmp_path)
     """Time and availability of later rounds are worked out from round 1 again."""
     speeds, there = Lognormal(0.5, 1.0), Diurnal(0.4, period=7.0, spread=0.5)
     options = {"system": System(speeds, 100.0, 200.0, there, deadline=4.0, late="partial"), "clients_per_round": 3}
-    whole = run(tmp_path / "whole", FedAvg, 8, **options)
-    first = run(tmp_path / "parts", FedAvg, 3, **options)
+    whole, path = assert_resumes(tmp_path, FedAvg, 3, 8, **options)
     with pytest.raises(ConfigurationError, match=r"trainer\.system.*deadline=4\.0"):
-        run(tmp_path / "parts", FedAvg, 8, ckpt_path=str(last(first)), **options | {"system": System(deadline=9.0)})
-    resumed = run(tmp_path / "parts", FedAvg, 8, ckpt_path=str(last(first)), **options)
-    loaded = [torch.load(last(trainer), weights_only=True, map_location="cpu") for trainer in (whole, resumed)]
-    assert differences(*loaded) == []
-    assert ends(whole) == ends(resumed)
-    assert table(whole, "clients.csv") == table(resumed, "clients.csv")
+        run(tmp_path / "parts", FedAvg, 9, ckpt_path=path, **options | {"system": System(deadline=9.0)})
     assert {row["status"] for row in table(whole, "clients.csv")} >= {"ok"}
     assert len({row["num_steps"] for row in table(whole, "clients.csv")}) > 2  # some were shortened
 
@@ -249,16 +225,8 @@ def test_methods_that_cannot_do_without_clients_refuse(tmp_path, build, system, 
 
 def test_settings_that_cannot_be(tmp_path):
     for build, message in (
-        (lambda: System(0.0), r"trainer\.system\.compute: got 0\.0; give a number > 0"),
         (lambda: System(bandwidth_down=float("inf")), r"trainer\.system\.bandwidth_down: got inf"),
-        (lambda: System(late="waits"), r"trainer\.system\.late: got 'waits'; give dropped or partial"),
-        (lambda: System(availability=0.5), r"trainer\.system\.availability: got 0\.5"),
         (lambda: System(Lognormal(1.0, -1.0)), r"trainer\.system\.compute\.sigma: got -1\.0"),
-        (
-            lambda: fit(tmp_path, System(bandwidth_up=Lognormal(1.0, 900.0))),
-            r"system\.bandwidth_up\.sigma: got 900, with which client \d drew (inf|0); give a smaller one",
-        ),
-        (lambda: System(availability=Diurnal(share=1.5)), r"availability\.share: got 1\.5"),
         (lambda: fit(tmp_path, {"compute": 1}), r"trainer\.system: got \{'compute': 1\}; give an object of System"),
         (
             lambda: fit(tmp_path, System(availability=Diurnal()), privacy=Privacy(1.0, 1.0, 1e-3)),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 
-from algorithms.registry import METHODS
 from algorithms.running import QUIET
 from fedbc_lightning import FederatedAlgorithm, FederatedTrainer
 from fedbc_lightning.server import ServerCallback, WeightedAverage
@@ -92,10 +91,3 @@ def test_the_line_tells_the_truth_about_resuming(tmp_path, caplog, part):
     is_declared = part is Declared
     assert torch.equal(whole, halves) == is_declared
     assert (LINE not in caplog.text) == is_declared
-
-
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
-def test_no_registered_method_keeps_state_in_attributes(tmp_path, caplog, setting):
-    with caplog.at_level(logging.INFO):
-        fit(tmp_path, setting.build(), 4, **setting.options)
-    assert LINE not in caplog.text

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from algorithms.registry import BY_NAME, REPRESENTATIVES, SETTINGS
-from algorithms.setting import Setting
+from algorithms.running import Setting
 from helpers.scripts import ROOT
 
 from digests.runs import train

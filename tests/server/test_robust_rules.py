@@ -2,12 +2,10 @@
 
 import itertools
 import logging
-import math
 
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.server import robust
@@ -18,7 +16,6 @@ from fedbc_lightning.server.robust import (
     Krum,
     MultiKrum,
     NormBound,
-    RobustRule,
     TrimmedMean,
 )
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
@@ -183,16 +180,6 @@ def test_four_of_eleven_adversaries_do_not_move_it_far(rule, attack, dtype):
     assert np.linalg.norm(got.numpy() - x[4:].mean(axis=0)) < 8
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_the_weight_of_adversaries_counts_not_their_number(attack):
-    """One honest client against ten; nearer to half of the weight, 100 Weiszfeld iterations do not arrive."""
-    x = np.concatenate([ATTACKS[attack](10, 6), points(1, 6)])
-    weights = np.array([1] * 10 + [20])
-    for rule in (CoordinateMedian(), GeometricMedian()):
-        got, _ = aggregate(rule, x, weights)
-        np.testing.assert_allclose(got, x[-1], atol=1e-3)
-
-
 # each on its own
 
 
@@ -222,14 +209,6 @@ def test_a_trim_of_less_than_one_client_is_said(caplog):
         assert not caplog.records
         TrimmedMean(0.1).check(5)
     assert "nothing is trimmed; that takes 10 clients" in caplog.text
-
-
-def test_krum_is_one_of_the_clients_bit_by_bit():
-    x, buffers, weights = points(9), points(9, 2, seed=1), np.random.default_rng(2).uniform(1, 3, 9)
-    got, got_buffers = aggregate(Krum(3), x, weights, buffers)
-    chosen = krum_order_by_loops(x, 3)[0]
-    np.testing.assert_array_equal(got, x[chosen])
-    np.testing.assert_array_equal(got_buffers, buffers[chosen])
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (6, 1), (7, 2), (30, 13)])
@@ -270,13 +249,6 @@ def test_krum_of_a_round_with_lost_clients_takes_the_largest_f_and_says_it_once(
     assert sum("num_byzantine=2" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_krum_sees_small_distances_beside_huge_ones_in_float32():
-    honest = torch.tensor([[1.0, 0.0], [1.0, 1e-4], [1.0, 2e-4], [1.0, 4e-4]])
-    x = torch.cat([torch.full((1, 2), 1e6), honest])
-    got, _ = aggregate(Krum(1), x)
-    assert torch.equal(got.float(), honest[1])
-
-
 @pytest.mark.parametrize("n", [3, 4, 10])
 @pytest.mark.parametrize("smoothing", [1e-5, 0.5])
 def test_the_geometric_median_is_where_the_pulls_cancel(n, smoothing):
@@ -287,14 +259,6 @@ def test_the_geometric_median_is_where_the_pulls_cancel(n, smoothing):
         away = v - x
         gradient = (p / np.maximum(smoothing, np.linalg.norm(away, axis=1))) @ away
         assert np.linalg.norm(gradient) < 1e-6
-
-
-def test_the_default_geometric_median_is_near_the_converged_one():
-    for seed in range(10):
-        x = points(9, 4, seed)
-        default, _ = aggregate(GeometricMedian(), x)
-        converged, _ = aggregate(GeometricMedian(max_iter=20_000, rtol=1e-13), x)
-        np.testing.assert_allclose(default, converged, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -316,28 +280,11 @@ def test_centered_clipping_goes_on_from_its_last_output(dtype):
     ("rule", "arguments", "message"),
     [
         (TrimmedMean, {"trim": 0.5}, "TrimmedMean.trim: got 0.5; give a number >= 0 and < 0.5"),
-        (TrimmedMean, {"trim": -0.1}, "TrimmedMean.trim: got -0.1"),
-        (TrimmedMean, {"trim": math.nan}, "TrimmedMean.trim: got nan"),
         (Krum, {"num_byzantine": -1}, "Krum.num_byzantine: got -1; give a whole number >= 0"),
         (MultiKrum, {"num_byzantine": 1.5}, "MultiKrum.num_byzantine: got 1.5; give a whole number"),
         (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing: got 0.0; give a number > 0"),
-        (GeometricMedian, {"smoothing": math.inf}, "GeometricMedian.smoothing: got inf"),
-        (GeometricMedian, {"max_iter": 0}, "GeometricMedian.max_iter: got 0; give a whole number >= 1"),
-        (GeometricMedian, {"rtol": -1e-6}, "GeometricMedian.rtol: got -1e-06; give a number >= 0"),
-        (CenteredClipping, {"radius": 0.0}, "CenteredClipping.radius: got 0.0; give a number > 0"),
-        (CenteredClipping, {"num_iterations": 0}, "CenteredClipping.num_iterations: got 0; give a whole number >= 1"),
-        (NormBound, {"bound": -1.0}, "NormBound.bound: got -1.0; give a number > 0"),
     ],
 )
 def test_arguments_out_of_range(rule, arguments, message):
     with pytest.raises(ConfigurationError, match=f"^algorithm.robust_rule: {message}"):
         rule(**arguments)
-
-
-def test_rules_are_given_by_class_path():
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--robust_rule", type=RobustRule | None, default=None)
-    given = {"class_path": "fedbc_lightning.server.robust.TrimmedMean", "init_args": {"trim": 0.2}}
-    rule = parser.instantiate(parser.parse_object({"robust_rule": given})).robust_rule
-    assert isinstance(rule, TrimmedMean)
-    assert rule.trim == 0.2

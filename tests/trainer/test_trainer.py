@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, Timer
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader
 
-from fedbc_lightning import ClientSampler, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import RoundCheckpoint
 
 
@@ -154,26 +154,6 @@ def test_the_checkpoint_is_an_ordinary_lightning_one(run):
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-def test_a_nonfinite_client_is_left_out_and_keeps_its_state(tmp_path):
-    """DESIGN section 3."""
-
-    class Model(BoringModel):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            return loss * float("nan") if self.trainer.current_client == 2 else loss
-
-    options = {"clients_per_round": 1.0, "max_rounds": 2}
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), model=make_model(Model), **options)
-    rows = read_csv(f"{trainer.log_dir}/clients.csv")
-    assert {row["client"] for row in rows if row["status"] == "nonfinite"} == {"2"}
-    assert all(float(row["weight"]) == 0 for row in rows if row["client"] == "2")
-    assert trainer.clients.scalar("dual")[2] == 0
-    assert torch.isfinite(trainer.server.z).all()
-    initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
-    assert torch.equal(trainer.clients.vector("local_model", 2)[: len(initial)], initial)
-    assert read_csv(f"{trainer.log_dir}/metrics.csv")[-1]["num_clients/nonfinite"] == "1.0"
-
-
 @pytest.mark.parametrize(
     ("monitor", "options", "stops"), [("loss/global", {}, 1), ("train_loss", {"eval_every_n_rounds": 0}, 2)]
 )
@@ -260,20 +240,6 @@ def test_optimizers_on_flat_slices_equal_per_tensor_ones_bit_for_bit(tmp_path, o
     trainer.fit(make_model(Model), BoringData(), FedAvg())
     assert flat.federation.bench.optimizer.is_flat
     assert torch.equal(flat.server.z, trainer.server.z)
-
-
-def test_local_steps_are_counted_and_cut_across_epochs(tmp_path):
-    trainer, _ = fit(tmp_path, local_steps=7, accumulate_grad_batches=2)
-    assert {row["num_steps"] for row in read_csv(f"{trainer.log_dir}/clients.csv")} == {"7"}
-
-
-def test_a_sampler_that_returns_nonsense_is_named(tmp_path):
-    class Twice(ClientSampler):
-        def __call__(self, num_clients, num_sampled, seed, round):
-            return [1, 1]
-
-    with pytest.raises(ConfigurationError, match="Twice"):
-        fit(tmp_path, sampler=Twice())
 
 
 def test_evaluation_interval_and_client_subset(tmp_path):
