@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
@@ -32,13 +32,13 @@ from fedbc_lightning.core.private_lightning import (
     forget_exit_handler,
     start_method,
 )
-from fedbc_lightning.distributed.heartbeat import leave_process_group, meet
+from fedbc_lightning.distributed.heartbeat import Heartbeat, leave_process_group
+from fedbc_lightning.distributed.interrupts import check
 
 Value = TypeVar("Value")
 # Values of trainer.strategy for several processes, with the way in which each starts them
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 
-PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 # Timeout of the process group: longer than any round, because heartbeats find dead processes, not a timeout
 LONGEST_ROUND = timedelta(days=7)
 
@@ -121,15 +121,6 @@ class ClientParallelStrategy(LaunchedStrategy):
             return super().broadcast(obj, src)
         return gather_objects(self, obj if self.global_rank == src else None)[src]
 
-    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return the module unchanged, because gradients are not synchronised between ranks."""
-        return module
-
-    @property
-    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
-        """Return None, for no distributed sampler: every rank reads all data of its clients."""
-        return
-
 
 class WatchingLauncher(ScriptLauncher):
     """Starts this command once more for each further process, and ends all if one ends before the run begins."""
@@ -161,11 +152,8 @@ def make_fabric(
     """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:
-        ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...) or is unknown, the precision is
-            unknown, or Fabric refuses the settings.
+        ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...), or Fabric refuses the settings.
     """
-    if precision not in PRECISIONS:
-        raise ConfigurationError(f"trainer.precision: got '{precision}'; choose one of {', '.join(PRECISIONS)}.")
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
     make = partial(UnpatchedFabric, accelerator=accelerator, **settings)
     try:
@@ -181,6 +169,28 @@ def make_fabric(
             f"here each device trains whole clients; use auto, {', '.join(START_METHODS)}."
         )
     return fabric
+
+
+def meet(collective: Callable[..., Any], *arguments: Any) -> None:
+    """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes within a second.
+
+    With NCCL this function does not wait: the collective stands in the device's queue, and a wait with a time limit
+    would break it off.
+    """
+    if torch.distributed.get_backend() == "nccl":
+        collective(*arguments)
+        return
+    heartbeat, work = Heartbeat.current, None
+    while True:
+        try:
+            work = work or collective(*arguments, async_op=True)
+            # While torch waits, Python handles no signal: so it waits for one second again and again.
+            work.wait(timedelta(seconds=1))
+            return
+        except RuntimeError as error:
+            if "Operation timed out" not in str(error):  # an error of gloo's, which names no process
+                raise error if heartbeat is None else heartbeat.explained(error) from None
+        check()
 
 
 def gather_objects(fabric: Fabric | ClientParallelStrategy, value: Any) -> list[Any]:

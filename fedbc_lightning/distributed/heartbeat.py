@@ -17,22 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from torch.distributed import TCPStore
 
 from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.distributed.interrupts import Interrupts, check
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
-# Seconds after which a waiting process prints who is missing; it prints again each time its wait has doubled
-SECONDS_OF_SILENCE = 60
 
 # Seconds without a heartbeat after which a broken connection is put down to a process
 SECONDS_TO_NAME = 5
@@ -61,11 +53,11 @@ class Failure(NamedTuple):
 
     Attributes:
         rank: Rank of the process that failed.
-        error: Class and message of its exception; None if the process was lost without one.
+        is_lost: Whether the process was lost without an exception of its own.
     """
 
     rank: int
-    error: str | None = None
+    is_lost: bool = True
 
 
 class Heartbeat:
@@ -75,53 +67,43 @@ class Heartbeat:
     all find it. Two threads do this: one talks to the store, and hangs while rank 0 is stopped; one counts.
 
     Args:
-        fabric: Fabric that has been launched; all ranks create their heartbeat at the same time.
-        current_round: Function that returns the current round, for messages.
-
-    Attributes:
-        meeting: Number of collectives that this process has begun.
+        fabric: Fabric that has launched several processes; all ranks create their heartbeat at the same time.
     """
 
     current: Heartbeat | None = None
     """The heartbeat of this process; None outside a run."""
 
-    def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
-        self._rank, self._world_size, self._current_round = fabric.global_rank, fabric.world_size, current_round
-        self._has_parent = start_method(fabric.strategy) != "popen"
-        self._children = getattr(fabric.strategy.launcher, "started", ())
-        self.meeting = 0
-        watched = [0] if self._rank else range(1, self._world_size)
-        # Seconds since each one's last beat, minus infinity if it has left in good order; and its number of collectives
-        self._silence, self._meetings = dict.fromkeys(watched, 0.0), dict.fromkeys(watched, 0)
+    def __init__(self, fabric: Fabric) -> None:
+        self._rank, self._world_size = fabric.global_rank, fabric.world_size
+        strategy: Any = fabric.strategy
+        self._has_parent = start_method(strategy) != "popen"
+        self._children = getattr(strategy.launcher, "started", ())
+        # Seconds since each one's last beat, minus infinity if it has left in good order
+        self._silence = dict.fromkeys([0] if self._rank else range(1, self._world_size), 0.0)
         self._failure: Failure | None = None
-        self._is_broken = False
-        self._lock = threading.Lock()
-        self._wake, self._is_known, self._is_ending, self._is_closed = (threading.Event() for _ in range(4))
-        if self._world_size > 1:
-            self._connect(fabric)
-            Heartbeat.current = self
-
-    def _connect(self, fabric: Fabric) -> None:
+        self._is_broken = self._is_closed = False
+        self._lock, self._wake, self._is_ending = threading.Lock(), threading.Event(), threading.Event()
         # A store beside the one of the process group, whose only connection a waiting collective may hold.
-        connect = partial(TCPStore, cast(Any, fabric.strategy).cluster_environment.main_address, wait_for_workers=False)
+        host = strategy.cluster_environment.main_address
         if self._rank == 0:
-            self._store = connect(port=0, is_master=True)
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
             for key in ("failure", "broken", *map(str, range(self._world_size))):
                 self._store.set(key, "")
-            fabric.broadcast(self._store.port)
-        else:
-            self._store = connect(port=fabric.broadcast(0), is_master=False)
+        port = fabric.broadcast(0 if self._rank else self._store.port)
+        if self._rank:
+            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
         self._beats = threading.Thread(target=self._beat, daemon=True)
         self._beats.start()
         threading.Thread(target=self._watch, daemon=True).start()
+        Heartbeat.current = self
 
     def _beat(self) -> None:
         """Exchange heartbeats and failures with the others through the store, until the run is over."""
         last: dict[int, bytes] = {}
         try:
-            for number in count(1):
-                is_last = self._is_closed.is_set()  # read first, so that the last failure is written, too
-                self._store.set(str(self._rank), f"{self.meeting} {number}")
+            while True:
+                is_last = self._is_closed  # read first, so that the last failure is written, too
+                self._store.set(str(self._rank), "over" if is_last else str(time.monotonic()))
                 if self._is_broken:
                     self._store.set("broken", "yes")
                 if self._failure is not None:  # the first one of all processes stays
@@ -131,12 +113,10 @@ class Heartbeat:
                 if failure:
                     self._learn(Failure(*json.loads(failure)))
                 for rank, beat in zip(self._silence, beats, strict=True):
-                    if beat == b"over":
-                        self._silence[rank] = -math.inf
-                    elif beat and beat != last.get(rank):
-                        self._silence[rank], self._meetings[rank], last[rank] = 0.0, int(beat.split()[0]), beat
-                if is_last and (self._rank or not self._has_others()):
-                    self._store.set(str(self._rank), "over")
+                    if beat != last.get(rank):
+                        self._silence[rank], last[rank] = (-math.inf if beat == b"over" else 0.0), beat
+                # The store ends with rank 0, and others that answer and are still in the run need it.
+                if is_last and (self._rank or not any(0 <= s < SECONDS_TO_NAME for s in self._silence.values())):
                     return
                 self._wake.wait(1.0)
                 self._wake.clear()
@@ -155,18 +135,14 @@ class Heartbeat:
                 if self._silence[rank] >= (SECONDS_TO_NAME if self._is_broken else MOST_SECONDS_WITHOUT_ANSWER):
                     self._learn(Failure(rank))
 
-    def _has_others(self) -> bool:
-        """Return whether processes that answer are still in the run."""
-        here = [rank for rank, seconds in self._silence.items() if 0 <= seconds < SECONDS_TO_NAME]
-        return bool(set(here) - ({self._failure.rank} if self._failure else set()))
-
     def _learn(self, failure: Failure) -> None:
         """Keep the first failure as the reason for the end of the run, and stop the main thread."""
         with self._lock:
-            if self._failure is not None or self._is_closed.is_set():
+            if self._failure is not None or self._is_closed:
                 return
             self._failure = failure
-        self._is_known.set()
+        if failure.is_lost and failure.rank in self._silence:
+            self._silence[failure.rank] = -math.inf  # nobody waits for it any more
         self._wake.set()
         if failure.rank != self._rank:
             Interrupts.lose(LostProcessError(self._describe(failure)))
@@ -180,12 +156,12 @@ class Heartbeat:
             os._exit(1)
 
     def _describe(self, failure: Failure) -> str:
-        what = WAS_LOST if failure.error is None else "failed, see its own message. All others were stopped."
+        what = WAS_LOST if failure.is_lost else "failed, see its own message. All others were stopped."
         return f"process {failure.rank} of {self._world_size} (counted from 0) {what}"
 
     def _is_spokesman(self, failure: Failure) -> bool:
         """Return whether this process reports the failure to the user: rank 0, or rank 1 if rank 0 was lost."""
-        return self._rank == (1 if failure.rank == 0 and failure.error is None else 0)
+        return self._rank == (1 if failure.rank == 0 and failure.is_lost else 0)
 
     @contextmanager
     def held(self, resume: Callable[[], str]) -> Iterator[None]:
@@ -201,10 +177,18 @@ class Heartbeat:
         try:
             yield
         except BaseException as error:
-            if self._world_size == 1:
-                raise
-            failure = self._report(error)
-            for child in self._children if hasattr(signal, "SIGCONT") else ():
+            if isinstance(error, torch.distributed.DistError):  # NCCL's
+                self.explained(error)
+            elif not isinstance(error, LostProcessError):  # this one only follows from the failure of another process
+                if self._rank:  # most mistakes raise the same error on all ranks, and rank 0 has the user's ear
+                    until = time.monotonic() + SECONDS_FOR_ALIKE
+                    while self._failure is None and time.monotonic() < until:
+                        self._wake.set()
+                        time.sleep(0.05)
+                self._learn(Failure(self._rank, is_lost=False))
+            self._is_ending.set()
+            failure = self._failure or Failure(self._rank)
+            for child in self._children:
                 child.send_signal(signal.SIGCONT)  # a stopped process is to notice the end, too; others do not mind
             atexit.unregister(leave_process_group)
             atexit.register(leave_process_group, int(SECONDS_TO_END))
@@ -216,7 +200,11 @@ class Heartbeat:
                 raise LostProcessError(f"{self._describe(failure)} {resume()}") from None
             raise SystemExit(1) from None
         finally:
-            self._close()
+            Heartbeat.current, self._is_closed = None, True
+            until = time.monotonic() + SECONDS_TO_NAME
+            while self._beats.is_alive() and (self._failure is None or time.monotonic() < until):
+                self._wake.set()
+                time.sleep(0.01)
 
     def explained(self, error: Exception) -> Exception:
         """Return the error to raise for a broken connection, once it is known which process was lost.
@@ -227,70 +215,10 @@ class Heartbeat:
         self._is_broken = True
         self._wake.set()
         until = time.monotonic() + SECONDS_TO_END
-        while not self._is_known.wait(0.1) and time.monotonic() < until:
+        while self._failure is None and time.monotonic() < until:
+            time.sleep(0.1)
             check()
         return error if self._failure is None else LostProcessError(self._describe(self._failure))
-
-    def _report(self, error: BaseException) -> Failure:
-        """Tell the others of this process's error, unless it only follows from theirs; return what ended the run."""
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, torch.distributed.DistError):  # NCCL's
-            self.explained(error)
-        elif not isinstance(error, LostProcessError):
-            if self._rank:  # most mistakes raise the same error on all ranks, and rank 0 has the user's ear
-                until = time.monotonic() + SECONDS_FOR_ALIKE
-                while not self._is_known.wait(0.05) and time.monotonic() < until:
-                    self._wake.set()
-            self._learn(Failure(self._rank, text))
-        self._is_ending.set()
-        return self._failure or Failure(self._rank, text)
-
-    def _close(self) -> None:
-        """Leave the others; rank 0 stays until they have left, too, since the store ends with it."""
-        if self._world_size > 1:
-            Heartbeat.current = None
-            self._is_closed.set()
-            until = time.monotonic() + SECONDS_TO_NAME
-            while self._beats.is_alive() and (self._failure is None or time.monotonic() < until):
-                self._wake.set()
-                time.sleep(0.01)
-
-    def say_missing(self, seconds: int) -> None:
-        """Print for whom this process waits: rank 0 says so of the others, and rank 1 of rank 0."""
-        times, rest = divmod(seconds, SECONDS_OF_SILENCE)
-        missing = [rank for rank in self._silence if self._meetings[rank] < self.meeting]
-        if not missing or self._rank > 1 or rest or times & (times - 1):
-            return
-        who = ", ".join(f"{rank} (last heartbeat {self._silence[rank]:.0f} s ago)" for rank in missing)
-        said = f"Waiting for process {who} since {seconds} s, in round {self._current_round()}. The run ends after"
-        print(f"{said} {MOST_SECONDS_WITHOUT_ANSWER} s without a heartbeat.", file=sys.stderr, flush=True)
-
-
-def meet(collective: Callable[..., Any], *arguments: Any) -> None:
-    """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes within a second.
-
-    With NCCL this function does not wait: the collective stands in the device's queue, and a wait with a time limit
-    would break it off.
-    """
-    if torch.distributed.get_backend() == "nccl":
-        collective(*arguments)
-        return
-    heartbeat = Heartbeat.current
-    if heartbeat is not None:
-        heartbeat.meeting += 1
-    work = None
-    for seconds in count(1):
-        try:
-            work = work or collective(*arguments, async_op=True)
-            # While torch waits, Python handles no signal: so it waits for one second again and again.
-            work.wait(timedelta(seconds=1))
-            return
-        except RuntimeError as error:
-            if "Operation timed out" not in str(error):  # an error of gloo's, which names no process
-                raise error if heartbeat is None else heartbeat.explained(error) from None
-        check()
-        if heartbeat is not None:
-            heartbeat.say_missing(seconds)
 
 
 def leave_process_group(seconds: int = 0) -> None:
@@ -301,7 +229,6 @@ def leave_process_group(seconds: int = 0) -> None:
             dead may never return. 0 sets no limit.
     """
     if torch.distributed.is_initialized():
-        set_alarm = getattr(signal, "alarm", lambda seconds: None)  # Windows has none
-        set_alarm(seconds)
+        signal.alarm(seconds)
         torch.distributed.destroy_process_group()
-        set_alarm(0)
+        signal.alarm(0)

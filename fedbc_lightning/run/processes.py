@@ -6,6 +6,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,9 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
     settings, progress = trainer.settings, trainer.progress
     alike = deterministic_algorithms(settings.deterministic)
-    heartbeat = Heartbeat(fabric, lambda: progress.current_round).held(
-        lambda: _how_to_resume(trainer, request, progress.log_dir)
-    )
+    heartbeat: AbstractContextManager[None] = nullcontext()
+    if fabric.world_size > 1:
+        heartbeat = Heartbeat(fabric).held(lambda: _how_to_resume(trainer, request, progress.log_dir))
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         try:
