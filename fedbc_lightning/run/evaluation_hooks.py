@@ -124,21 +124,18 @@ def refuse_if_nothing_logs(run: Run, callback: Callback, monitor: str, *, is_eva
     Raises:
         ConfigurationError: It was not logged, with the reason where one is known.
     """
+    if not is_evaluated and run.settings.eval_every_n_rounds:
+        return
     is_evaluations = is_of_evaluation(monitor)
-    is_late = bool(run.progress.current_round) and (is_evaluated or not run.settings.eval_every_n_rounds)
-    if is_evaluations and not is_late:
-        is_due = is_evaluated or not run.settings.eval_every_n_rounds
-        is_late = is_due and (name_in_log(monitor, ()) == monitor or not _may_be_logged_by_users_code(run))
-    if is_late:
-        problem = problem_of(run, monitor) if is_evaluations else None
-        there = f"which nothing logs; there is: {', '.join(sorted(run.progress.callback_metrics))}."
-        why = there if problem is None else f"which evaluation logs, but {problem}."
-        raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")
-
-
-def _may_be_logged_by_users_code(run: Run) -> bool:
-    """Whether hooks at the end of a round, or parts of the server, are not our own, and may log any name."""
-    hooks = run.hooks
-    listeners = [callback for callback in hooks.callbacks if overrides(callback, "on_round_end", Callback)]
-    writers = [*listeners, *run.federation.server_parts]
-    return hooks.listens_itself("on_round_end") or not all(map(is_ours, writers))
+    if not run.progress.current_round and not (is_evaluations and name_in_log(monitor, ()) == monitor):
+        # Hooks at the end of a round and parts of the server that are not our own may still log any name.
+        listeners = [one for one in run.hooks.callbacks if overrides(one, "on_round_end", Callback)]
+        is_users = run.hooks.listens_itself("on_round_end") or not all(
+            map(is_ours, [*listeners, *run.federation.server_parts])
+        )
+        if is_users or not is_evaluations:
+            return
+    problem = problem_of(run, monitor) if is_evaluations else None
+    there = f"which nothing logs; there is: {', '.join(sorted(run.progress.callback_metrics))}."
+    why = there if problem is None else f"which evaluation logs, but {problem}."
+    raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -24,9 +25,6 @@ from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state.declaration import ClientStore, ServerState
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 
 @dataclass(eq=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
@@ -33,10 +34,6 @@ from fedbc_lightning.run.run import Progress, Request, Run
 from fedbc_lightning.run.run_checkpoint import hyper_parameters, refuse_other_seed, warn_of_other_settings
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state import checkpoint, file_rows
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
 
 log = logging.getLogger(__name__)
 
@@ -242,16 +239,9 @@ def _find_checkpoint(ckpt_path: str | os.PathLike | None, experiment: Path, fn: 
     if found is None and fn != TrainerFn.FITTING:
         raise ConfigurationError(f"ckpt_path: there is no last.ckpt under '{experiment}'.")
     if found is None:
-        rank_zero_only(log.warning)(_nothing_to_resume(experiment))
+        # It is no error, because a job that a cluster starts again is started by one command, also for the first time;
+        # but a misspelt name would otherwise train everything again unnoticed.
+        beside = [path.name for path in experiment.parent.glob("*") if run_folder.last_checkpoint(path) is not None]
+        said = f"WARNING: there is no last.ckpt to resume in '{experiment}': the run starts at round 0. "
+        rank_zero_only(log.warning)((said + did_you_mean(experiment.name, beside, "")).rstrip())
     return found
-
-
-def _nothing_to_resume(experiment: Path) -> str:
-    """Return a warning that a run starts anew; a misspelt name would otherwise train everything again unnoticed.
-
-    It is no error, because a job that a cluster starts again is started by one command, also for the first time.
-    """
-    # Folders without a checkpoint are no candidates: there is nothing to resume in them either.
-    beside = [folder.name for folder in experiment.parent.glob("*") if run_folder.last_checkpoint(folder) is not None]
-    meant = did_you_mean(experiment.name, beside, "")
-    return f"WARNING: there is no last.ckpt to resume in '{experiment}': the run starts at round 0. {meant}".rstrip()

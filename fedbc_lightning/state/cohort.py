@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
 
 
 class Taken(NamedTuple):

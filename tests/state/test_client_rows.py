@@ -191,7 +191,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
     refused(tmp_path, last, r"x bfloat16\)\. Give .* trainer\.client_dtype", client_dtype="bfloat16")
     content = path.read_bytes()
     for changed, message in (
-        (content[:-1], "is damaged: .* bytes instead of"),
+        (content[:-1], "is damaged: it was cut off"),
         (content[:24] + b"?" + content[25:], "is damaged: it does not begin with a valid header"),
         (content[:8] + struct.pack("<q", 3) + content[16:], "is an older copy"),
     ):
