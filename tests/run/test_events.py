@@ -29,18 +29,17 @@ def rounds_of(events: EventAccumulator, tag: str = HISTOGRAM) -> list[int]:
     [
         ({"histogram_every_n_rounds": 3, "eval_every_n_rounds": 2}, [0, 4, 6, 7]),  # the first evaluated one from 3 on
         ({}, [0, 7]),
+        ({"histogram_every_n_rounds": 0}, []),
     ],
 )
 def test_rounds_with_histograms(tmp_path, options, expected):
     _, events = fit(tmp_path, 7, **options)
+    if not expected:
+        assert events.Tags()["histograms"] == []
+        return
     assert rounds_of(events) == expected == rounds_of(events, "values_by_client/accuracy/global")
     groups = {tag.partition("/")[0] for tag in events.Tags()["scalars"]}
     assert max(groups) < "values_by_client"  # TensorBoard sorts groups by name: they stand behind the curves
-
-
-def test_none(tmp_path):
-    _, events = fit(tmp_path, 3, histogram_every_n_rounds=0)
-    assert events.Tags()["histograms"] == []
 
 
 def test_settings_are_shown_once_also_after_a_resume(tmp_path):

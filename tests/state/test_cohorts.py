@@ -18,8 +18,8 @@ def draw(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-@pytest.mark.parametrize("wide_bytes", [1, 7 * 8 * 3 + 1, 2**20])
-@pytest.mark.parametrize("num_clients", [1, 2, 10])
+@pytest.mark.parametrize("wide_bytes", [1, 7 * 8 * 3 + 1])
+@pytest.mark.parametrize("num_clients", [1, 10])
 def test_a_sum_of_rows_is_that_of_one_after_another(num_clients, wide_bytes, monkeypatch):
     monkeypatch.setattr("fedbc_lightning.server.base.WIDE_BYTES", wide_bytes)
     rows, weights = draw(num_clients, 7), draw(num_clients, seed=1, dtype=torch.float64)
@@ -129,29 +129,15 @@ def test_scalars_staged_cohort_after_cohort():
     assert clients.gather("dual", [5, 0], CPU).tolist() == [0.5, 1.0]
 
 
-def test_declared_state_is_read_by_its_name():
+def test_state_is_read_by_its_name_and_what_is_not_declared_is_refused():
     cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
-    assert cohort["dual"].tolist() == [1.0, 1.0]
     assert cohort["moment"].shape == (2, 7)
     cohort.stage("dual", torch.tensor([2.0, 3.0], dtype=torch.float64))
     assert (cohort["dual"].tolist(), cohort.staged("dual").tolist()) == ([1.0, 1.0], [2.0, 3.0])
-
-
-@pytest.mark.parametrize("use", [lambda cohort: cohort["daul"], lambda cohort: cohort.stage("daul", torch.zeros(2))])
-def test_a_misspelt_name_of_state_is_refused_with_the_names_that_are_declared(use):
-    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
-    with pytest.raises(
-        ConfigurationError, match=r"cohort\['daul'\] .*did you mean 'dual'\?; declared are: dual, moment\."
-    ):
-        use(cohort)
-    with pytest.raises(ConfigurationError, match=r"declare it in declare_state; declared are: dual, moment\."):
-        cohort["z"]
-
-
-def test_state_of_another_shape_is_refused():
-    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    misspelt = r"cohort\['daul'\] .*did you mean 'dual'\?; declared are: dual, moment\."
+    for use in (lambda: cohort["daul"], lambda: cohort.stage("daul", torch.zeros(2))):
+        with pytest.raises(ConfigurationError, match=misspelt):
+            use()
     message = r"cohort\.stage\('moment', .*was given the shape \(2, 6\); give a tensor of the shape \(2, 7\)"
     with pytest.raises(ConfigurationError, match=message):
         cohort.stage("moment", torch.zeros(2, 6))
-    assert "moment" in cohort
-    assert "momentum" not in cohort
