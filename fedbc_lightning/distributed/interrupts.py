@@ -127,8 +127,8 @@ class Interrupts:
             self._say(f"{name}: still stopping; once more ends the process at once.", number)
             return
         self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
-        if hasattr(signal, "SIGCHLD"):  # torch's handler would raise, as data loader workers got the signal, too
-            self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # torch's handler would raise, as data loader workers got the signal, too
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.pending is None:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
 
@@ -196,5 +196,4 @@ def _leave_to_parent() -> None:
             signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, signal.SIGCHLD) else signal.SIG_IGN)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

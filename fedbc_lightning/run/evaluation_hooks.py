@@ -60,9 +60,7 @@ def evaluate_once(run: Run) -> dict[str, float]:
     is_test = run.fn == TrainerFn.TESTING
     split, name = ("test", "test") if is_test else ("val", "validation")
     if not run.has_split(split):
-        # Samples that are split off a trained run's data now were trained on.
-        how = "the run was trained on every sample; use test, or train anew and " if run.is_trained else ""
-        missing = "test data to evaluate on" if is_test else f"validation data; {how}{HOW_TO_VALIDATE}"
+        missing = "test data to evaluate on" if is_test else f"validation data; {HOW_TO_VALIDATE} before training"
         raise ConfigurationError(f"data: there is no {missing}.")
     progress = run.progress
     run.shim.set(current_round=progress.current_round)

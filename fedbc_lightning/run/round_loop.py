@@ -128,12 +128,9 @@ class RoundLoop:
         federation.load_global()
         run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - started
-        self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
-
-    def _is_evaluated(self, round: int) -> bool:
-        settings = self._run.settings
-        every = settings.eval_every_n_rounds
-        return bool(every) and (round % every == 0 or round == settings.max_rounds)
+        every = run.settings.eval_every_n_rounds
+        is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
+        self._finish(metrics, self._evaluate(round) if is_evaluated else Evaluation())
 
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()

@@ -41,7 +41,6 @@ class Run:
         progress: How far the run has come.
         lock: Locks the run folder.
         path: Checkpoint from which the run was restored; None if it begins anew.
-        is_trained: Whether the models are those of a training run, from a checkpoint or of the same trainer.
     """
 
     fn: TrainerFn
@@ -53,7 +52,6 @@ class Run:
     progress: Progress
     lock: RunLock
     path: Path | None
-    is_trained: bool
 
     @property
     def user(self) -> UserModule:

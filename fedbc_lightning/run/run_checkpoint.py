@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import hparams_name
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
@@ -110,19 +108,6 @@ def class_names(run: Run) -> dict[str, Any]:
     """Return the names of a run's classes: method, model and data."""
     parts = {"algorithm": run.federation.algorithm, "model": run.user.module, "data": run.datamodule.users_module}
     return {name: type(part).__name__ for name, part in parts.items()}
-
-
-def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
-    """Raise if a run would resume with another seed than that with which it began.
-
-    Raises:
-        ConfigurationError: The seeds differ.
-    """
-    if saved.get("seed", seed) != seed:
-        raise ConfigurationError(
-            f"seed: '{path}' was trained with {saved['seed']}, {seed} is given now, so that the run would not go on as "
-            f"if never stopped; give seed {saved['seed']} (seed_everything), or say other_seed: true."
-        )
 
 
 def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:

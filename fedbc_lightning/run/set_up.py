@@ -31,7 +31,7 @@ from fedbc_lightning.run import slurm
 from fedbc_lightning.run.evaluation_hooks import check_what_schedulers_monitor
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Progress, Request, Run
-from fedbc_lightning.run.run_checkpoint import hyper_parameters, refuse_other_seed, warn_of_other_settings
+from fedbc_lightning.run.run_checkpoint import hyper_parameters, warn_of_other_settings
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state import checkpoint, file_rows
 
@@ -93,10 +93,7 @@ def set_up(
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
-    is_trained = beginning.saved is not None or beginning.previous is not None
-    run = Run(
-        request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path, is_trained
-    )  # fmt: skip
+    run = Run(request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path)
     if request.fn == TrainerFn.FITTING:
         check_what_schedulers_monitor(run)
     return run
@@ -207,8 +204,12 @@ def _restore(run: Run, saved: dict[str, Any], *, takes_other_seed: bool) -> None
     rows_path = None if path is None else path.with_name(file_rows.NAME)
     checkpoint_content.load_state(run.federation, state, saved["state_dict"], path, rows_path)
     run.progress.restore(ours, run.settings.max_rounds)
-    if run.fn == TrainerFn.FITTING and not takes_other_seed:
-        refuse_other_seed(ours["settings"], run.seed, path)
+    seed = ours["settings"].get("seed", run.seed)
+    if run.fn == TrainerFn.FITTING and not takes_other_seed and seed != run.seed:
+        raise ConfigurationError(
+            f"seed: '{path}' was trained with {seed}, {run.seed} is given now, so that the run would not go on as if "
+            f"never stopped; give seed {seed} (seed_everything), or say other_seed: true."
+        )
     warn_of_other_settings(ours["settings"], hyper_parameters(run))
     states = saved["callbacks"]
     for callback in run.hooks.callbacks:

@@ -64,12 +64,9 @@ class CSVFile:
             )
         self.num_rows = len(kept)
         if self.path.is_file():
-            self._columns = list(rows[0]) if rows else self._header()
+            with self.path.open(newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file), [])
             self._rewrite(kept)
-
-    def _header(self) -> list[str]:
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return next(csv.reader(file), [])
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Append rows and hand them to the operating system, which keeps them even if this process dies."""
