@@ -143,7 +143,7 @@ def test_a_run_without_validation_data_is_not_told_to_split_some_off_afterwards(
     """That would be refused by the checkpoint, and the samples were trained on."""
     module, data = fresh(_Classifier), UserData((9, 7))
     trainer = run(tmp_path, module, data, max_rounds=1)
-    with pytest.raises(ConfigurationError, match=r"no validation data; the run was trained on every sample; use test"):
+    with pytest.raises(ConfigurationError, match=r"no validation data; set data.val_fraction.* before training"):
         trainer.validate(module, data, FedAvg())
     with pytest.raises(ConfigurationError, match=r"no validation data; set data.val_fraction"):
         trainer.validate(fresh(_Classifier), data, FedAvg())
