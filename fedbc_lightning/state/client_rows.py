@@ -214,7 +214,7 @@ class MemoryRows(RowStorage):
 
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, d), committed or staged."""
-        if len(clients) == 1:
+        if len(clients) == 1:  # the sequential engine's case; an index by a list and `where` would copy the row twice
             return super().gather(name, clients, staged=staged)
         start = self.starts[name]
         rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]

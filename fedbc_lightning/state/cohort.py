@@ -234,7 +234,7 @@ class Cohort:
         The store may round rows. The difference is taken after rounding, so that the sum of these changes over the
         rounds equals the change of the rows themselves.
         """
-        # Rounded first, then subtracted: see the store's smaller dtype.
+        # Rounded first, then subtracted, since the store may keep rows in bfloat16.
         kept = self._store.as_kept(name, self.staged(name))
         return kept.to(wide_dtype(kept.device)) - self[name]
 

@@ -215,6 +215,7 @@ class ServerState:
         """
         current, call = self[name], f"server.stage('{name}', ...)"
         check_tensor(call, value, current.shape)
+        # Sums are float64; z keeps its dtype, so that a checkpoint and the clients' copies hold the same bits.
         self._staged[name] = value.to(current.dtype)
 
     def stage_model(self, model: Tensor) -> None:

@@ -281,6 +281,7 @@ class FileRows(RowStorage):
 
     def export_staged(self) -> dict[str, Any]:
         """Return the indices of the clients whose rows this rank wrote, with the rows' checksums."""
+        # NFS shows rows to other nodes only after they are flushed here and the file is opened again there.
         if self._has_several_nodes and self._file is not None:
             self._file.sync()
         return {

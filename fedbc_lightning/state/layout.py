@@ -90,8 +90,8 @@ class ParameterLayout:
         master_dtype: Dtype of the vector: float32 if `dtype` has two bytes, else `dtype`.
 
     Raises:
-        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, one parameter
-            stands in two groups, or some are kept and others stand in no group.
+        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, or some are kept
+            and others stand in no group.
     """
 
     def __init__(
@@ -116,8 +116,6 @@ class ParameterLayout:
         shared_groups = [[p for p in group if p not in kept] for group in ordered]
         kept_groups = [[p for p in group if p in kept] for group in ordered]
         order = [p for group in (*shared_groups, *kept_groups) for p in group]
-        if len(set(order)) != len(order):
-            raise ConfigurationError("model: a parameter stands in two optimizer groups; put it in one.")
         self.num_grouped = len(order)
         in_a_group = set(order)
         ungrouped = [p for p in named if p not in in_a_group]
@@ -254,6 +252,7 @@ class ParameterLayout:
         return self._flat(self.parameters[len(self.shared_entries) :])
 
     def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
+        # The empty part gives dtype and device where there is nothing to read; torch.cat refuses an empty list.
         return torch.cat([self._no_buffers, *(p.detach().reshape(-1).to(self.master_dtype) for p in parameters)])
 
     def gather_gradients(self, out: Tensor) -> bool:

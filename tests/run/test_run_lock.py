@@ -95,9 +95,3 @@ def test_last_needs_no_config_where_the_run_can_be_found(project, capsys):
     assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where) == 0
     assert "other_seed: false" in Path("here/tiny/FedAvg-0/config.yaml").read_text()
     assert run_cli("test", "--ckpt_path", "here/tiny/FedAvg-0") == 0
-    words = ["--model", "LogisticRegression", "--model.num_features", 4, "--model.num_classes", 3]
-    words += ["--data", "tiny_data.TinyData", "--algorithm", "FedAvg", "--trainer.accelerator", "cpu"]
-    words += ["--trainer.max_rounds", 1, "--trainer.logger", "false"]
-    for rounds in (1, 2):
-        assert run_cli("fit", *words, "--trainer.max_rounds", rounds, "--ckpt_path", "last") == 0
-    assert len(read_csv("runs/default/FedAvg-0/metrics.csv")) == 3
