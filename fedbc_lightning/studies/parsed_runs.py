@@ -96,7 +96,9 @@ def check_data_files(study: Study) -> None:
         if key not in seen:
             seen.add(key)
             try:
-                build(run, "partition").datamodule.prepare_data()
+                data_module = build(run, "partition").datamodule
+                data_module.prepare_data()
+                data_module.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
             except ConfigurationError as error:
                 source = SOURCES.get(data["class_path"].rpartition(".")[2], BRING)
                 missing[f"{str(error).rstrip('.')}; {source}"] = None
