@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryFile
+from shutil import disk_usage
+from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from torch import nn
 from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import shown_progress
+from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
@@ -67,7 +71,8 @@ class ImageFolderDataModule(IndexedDataModule):
         classes: Sorted names of the classes; available after ``setup``.
 
     Raises:
-        ConfigurationError: The folder is missing or not such a tree, a file cannot be read, or images differ in size.
+        ConfigurationError: The folder is missing or not such a tree, a file cannot be read, images differ in size, or
+            they fit neither into memory nor into the temporary folder.
     """
 
     def __init__(
@@ -185,13 +190,9 @@ class ImageFolderDataModule(IndexedDataModule):
         Raises:
             ConfigurationError: A file cannot be read, or sizes differ.
         """
-        images: np.ndarray
-        if len(paths) * np.prod(shape) <= self.max_memory_gib * 2**30:
-            images = np.empty((len(paths), *shape), dtype=np.uint8)
-        else:
-            # The system removes the file when the array is gone, and drops its pages from memory when it needs room.
-            with TemporaryFile() as file:
-                images = np.memmap(file, dtype=np.uint8, mode="w+", shape=(len(paths), *shape))
+        whole = (len(paths), *shape)
+        fits = math.prod(whole) <= self.max_memory_gib * 2**30
+        images = np.empty(whole, dtype=np.uint8) if fits else _mapped(whole)
 
         def decode_some(start: int) -> None:
             for index in range(start, min(start + FILES_AT_ONCE, len(paths))):
@@ -212,6 +213,32 @@ class ImageFolderDataModule(IndexedDataModule):
                 threads.shutdown(cancel_futures=True)
                 raise
         return images
+
+
+def _mapped(shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array of bytes in a temporary file, for which room is reserved.
+
+    Raises:
+        ConfigurationError: There is not enough room in the folder of temporary files.
+    """
+    folder, size = gettempdir(), math.prod(shape)
+    free = disk_usage(folder).free
+    try:
+        # The system removes the file when the array is gone, and drops its pages from memory when it needs room.
+        with TemporaryFile(dir=folder) as file:
+            # A mapped file has holes where nothing was written yet. If there is no room left to fill one, the system
+            # kills the process by SIGBUS, without a word, so all room is taken now.
+            if free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(file.fileno(), 0, size)  # a quota, too, ends here
+            return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data.max_memory_gib: {shape[0]:,} images above this limit need {bytes_said(size)} in the temporary "
+            f"folder '{folder}', where {bytes_said(free)} are free ({error}); set TMPDIR to a folder with more room, "
+            "raise max_memory_gib, or lower data.image_size"
+        ) from error
 
 
 def _images_under(folder: Path) -> list[Path]:

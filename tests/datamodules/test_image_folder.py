@@ -1,9 +1,13 @@
 """Image folders: trees, sizes, memory, and clear words about what is no such tree."""
 
+import resource
+from tempfile import gettempdir
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from fedbc_lightning.datamodules import ImageFolderDataModule
+from fedbc_lightning.datamodules import ImageFolderDataModule, image_folder
 from helpers.data_formats import ready, write_image_folder
 from PIL import Image
 
@@ -31,6 +35,23 @@ def test_images_that_do_not_fit_into_memory_lie_in_a_file(tmp_path):
     assert held.partition_hash() == mapped.partition_hash()
     for one, other in zip(*(data.client_train_dataloader(1, 3) for data in (held, mapped)), strict=True):
         assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("limit", ["folder", "process"])
+def test_a_full_temporary_folder_is_told_before_an_image_is_decoded(tmp_path, monkeypatch, limit):
+    data = ImageFolderDataModule(str(write_image_folder(tmp_path / "images")), IID(2), max_memory_gib=1e-9)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == "folder":
+        monkeypatch.setattr(image_folder, "disk_usage", lambda folder: SimpleNamespace(free=60 * 3 * 16 * 16 - 1))
+    else:  # the system refuses the room, as it does where a quota is used up
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, before[1]))
+    try:
+        with pytest.raises(ConfigurationError) as error:
+            data.setup()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for part in ("max_memory_gib", "60 images", "45 KiB", f"'{gettempdir()}'", "TMPDIR", "image_size"):
+        assert part in str(error.value)
 
 
 def test_the_folders_own_test_images_are_kept(tmp_path, caplog):

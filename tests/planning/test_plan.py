@@ -1,6 +1,7 @@
 """``plan`` says beforehand what a run then does, and leaves nothing behind."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
 from fedbc_lightning.core.units import duration
+from fedbc_lightning.evaluation.evaluator import FineTunedClients
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import timing, totals
 from fedbc_lightning.server import BFloat16, TopK
@@ -133,6 +135,18 @@ def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
     assert (found.bytes_down, found.bytes_up) == (3000 * per_client, 3000 * (per_client + 4))
     everyone = 6 * 4 * (131 + 16)
     assert found.memory["clients' rows, and their copy for the checkpoint"] == 2 * everyone
+
+
+def test_fine_tuning_on_held_out_clients_is_part_of_an_evaluation(tmp_path, monkeypatch):
+    def evaluate_slowly(tuned, clients, wanted, evaluate=FineTunedClients.evaluate_cohort):
+        time.sleep(0.2 * len(clients))
+        return evaluate(tuned, clients, wanted)
+
+    monkeypatch.setattr(FineTunedClients, "evaluate_cohort", evaluate_slowly)
+    monkeypatch.setattr(timing, "MAX_EVALUATION_SECONDS", 0.1)  # one client stands for the three
+    trainer = make_trainer(tmp_path, clients_per_round=3, heldout_finetune_steps=2)
+    found = trainer.plan(make_model(), BoringData(heldout_clients=3), FedAvg())
+    assert found.evaluation_seconds > 0.6
 
 
 @pytest.mark.usefixtures("forked_ranks")
