@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision
@@ -17,15 +16,12 @@ from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.contrasted_step import find_layer
 from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.solver_run import Oracle, weight_decay_terms
+from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation, StackedBench
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
-    from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 
 
 class BaseEngine(ABC):
@@ -149,7 +145,6 @@ class BaseEngine(ABC):
         return torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
 
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
-        """Return the mean training loss of client k, (1,)."""
         bench, client, buffers = self.bench, cohort.ids[k], cohort.start_buffers
         user, kept = bench.user, cohort.start_kept
         own = None if buffers is None else buffers[k]

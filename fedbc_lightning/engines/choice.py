@@ -10,6 +10,8 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.stacked.stacked_bench import try_step
+from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 from fedbc_lightning.engines.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ MAX_PARAMETERS = 2_000
 def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngine:
     """Return an engine of this kind on a workbench; ``by_rule`` if the user did not choose it."""
     if kind == "vectorized":
-        from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine  # torch.func takes its time to import
-
         return VectorizedEngine(bench, by_rule)
     return SequentialEngine(bench)
 
@@ -69,8 +69,6 @@ def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients
     try:
         engine = other_engine(bench, "vectorized", algorithm)
         # What no rule of the settings sees (a sum that is logged, a branch on a value, dropout) shows in one batch.
-        from fedbc_lightning.engines.stacked.stacked_bench import try_step
-
         try_step(engine.bench)
     except NotVectorizableError as error:
         return f"vectorized {error.reason}"

@@ -21,7 +21,6 @@ from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.hooked_step import HookedStep, MissingGradientError
 from fedbc_lightning.engines.local_step import LocalStep, Training
-from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local.terms import of_each
@@ -231,9 +230,7 @@ class ClientRun(ABC):
     def size_of(self, batch: Any, batch_idx: int) -> int:
         """Return the number of samples of a batch; what its tensors do not tell follows from its place in the epoch."""
         size = self.loader.batch_size
-        if (batch_idx + 1) * size > self.loader.num_samples:
-            size = self.loader.num_samples - batch_idx * size
-        return batch_size_of(batch, size)
+        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
 
     def count_loss(self, loss: Tensor, size: int) -> None:
         """Keep the loss of a batch of so many samples; it is read from the device at the end."""
@@ -294,10 +291,8 @@ class OptimizerRun(ClientRun):
         self._hooked = HookedStep(self)
         num_clients = len(cohort)
         # The method made terms for all K clients; each client's steps see its own row of them.
-        self._own_terms = [of_each(term, num_clients) if num_clients > 1 else [term] for term in asked.terms]
-        self._own_after: Sequence[Any] = [asked.after_step] * num_clients
-        if asked.after_step is not None and num_clients > 1:
-            self._own_after = of_each(asked.after_step, num_clients)
+        parts: tuple[Any, ...] = (*asked.terms, asked.after_step)
+        self._own = [of_each(p, num_clients) if p is not None and num_clients > 1 else [p] * num_clients for p in parts]
         contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
         self._contrasts = None if contrast is None else contrast.rows(num_clients)
         self.training_step = bench.user.training_step
@@ -325,11 +320,12 @@ class OptimizerRun(ClientRun):
         self.begin(k, informs_module=not bench.runs_only_training_step)
         if self._contrasts is not None:
             self.training_step = ContrastedStep(bench, self._contrasts[k]).training_step
-        if self._own_terms or self._own_after[k] is not None:
-            step.use([terms[k] for terms in self._own_terms], self._own_after[k])
+        *terms, after_step = [own[k] for own in self._own]
+        if terms or after_step is not None:
+            step.use(terms, after_step)
         step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
-        epoch = 0
-        while not self._is_done(epoch):
+        epoch, epochs, steps = 0, self.local.epochs or 1, self.local.steps
+        while not self.user.shim.is_client_stopped and (epoch < epochs if steps is None else self.num_steps < steps):
             self._run_epoch(epoch)
             epoch += 1
 
@@ -345,11 +341,6 @@ class OptimizerRun(ClientRun):
         if scaler is not None:
             trained.records["grad_scale"] = scaler.get_scale()
         return trained
-
-    def _is_done(self, epoch: int) -> bool:
-        if self.user.shim.is_client_stopped:
-            return True
-        return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
 
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
@@ -417,29 +408,25 @@ class OptimizerRun(ClientRun):
         if self.local.steps is not None:
             count = min(count, self.local.steps - self.num_steps)
         size = self.size_of(batches[0], batch_idx)
+        self.collector.start_batch(batches[count - 1], size, num_batches=count)
+        views, first, take_step = self.bench.grad_views, self.layout.num_grouped, self.step.take
+        logged: list[Sequence[Tensor]] = []
         with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
-            self._take_recorded(recording, batches[:count], size)
+            # What is not an operation happens once for all of these steps.
+            for batch in batches[:count]:
+                check()
+                results = recording.replay(*self.layout.parameters, *batch)
+                self._gradients = results[:first]
+                foreach_copy(views, self._gradients)
+                self.losses.append(results[first])
+                logged.append(results[first + 1 :])
+                take_step()
+            log_replayed(self.collector, recording.calls, logged, size)
+        self.sizes += [size] * count
+        recording.credit -= count
         self.num_gradients += count
         self.count_step(batch_idx + count - 1, num_steps=count)
         return count
-
-    def _take_recorded(self, recording: Recording, batches: Sequence[Any], size: int) -> None:
-        """Take a recorded step on each batch; what is not an operation happens once for all of them."""
-        views, first = self.bench.grad_views, self.layout.num_grouped
-        replay, parameters, take_step = recording.replay, self.layout.parameters, self.step.take
-        self.collector.start_batch(batches[-1], size, num_batches=len(batches))
-        logged: list[Sequence[Tensor]] = []
-        for batch in batches:
-            check()
-            results = replay(*parameters, *batch)
-            self._gradients = results[:first]
-            foreach_copy(views, self._gradients)
-            self.losses.append(results[first])
-            logged.append(results[first + 1 :])
-            take_step()
-        self.sizes += [size] * len(batches)
-        log_replayed(self.collector, recording.calls, logged, size)
-        recording.credit -= len(batches)
 
     def _take_batch(self, batch: Any, batch_idx: int) -> bool:
         """Process one batch as it is written, with the optimizer step if it completes one.

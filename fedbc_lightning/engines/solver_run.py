@@ -79,22 +79,19 @@ class Oracle:
         with torch.enable_grad(), nullcontext() if is_logged else collecting(self.user, MetricCollector()):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
-                self._backward(loss, batch)
+                hooks = self.user.hooks
+                if self._calls_hooks:
+                    hooks.call("on_before_backward", loss)
+                try:
+                    self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
+                except RuntimeError:
+                    refuse_loss(loss, self.user.module)
+                    raise
+                if self._calls_hooks:
+                    hooks.call("on_after_backward")
         gradient = torch.zeros_like(self.bench.grad)
         self.layout.collect_gradients(gradient)
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
-
-    def _backward(self, loss: Tensor, batch: Any) -> None:
-        hooks = self.user.hooks
-        if self._calls_hooks:
-            hooks.call("on_before_backward", loss)
-        try:
-            self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
-        except RuntimeError:
-            refuse_loss(loss, self.user.module)
-            raise
-        if self._calls_hooks:
-            hooks.call("on_after_backward")
 
     def _go_to(self, w: Tensor) -> None:
         # A solver's iterate is a copy in the master dtype, which half precision rounds here.

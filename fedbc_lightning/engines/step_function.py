@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,10 @@ from torchmetrics import Metric
 
 from fedbc_lightning.core.private_torch import parameters_of, renew_flat_weights
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.module.collector import one_number
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.collector import MetricCollector, one_number
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.layout import ParameterLayout
-
-if TYPE_CHECKING:
-    from fedbc_lightning.module.adapter import UserModule
-    from fedbc_lightning.module.collector import MetricCollector
 
 
 @dataclass

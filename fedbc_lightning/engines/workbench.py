@@ -121,7 +121,6 @@ class Workbench:
         self.is_half = self.layout.dtype != self.layout.master_dtype
         self._said: set[str] = set()
         self._components: dict[int, list[Any]] = {}
-        self._shares: dict[int, list[float]] = {}
         self._look_at_module()
 
     def _look_at_module(self) -> None:
@@ -146,7 +145,6 @@ class Workbench:
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
         self.has_client_hooks = self._customizes_steps or any(map(hooks.listens, CLIENT_HOOKS))
-        self._transfers_batches = user.has_transfer_hooks
 
     @classmethod
     def of_module(
@@ -217,7 +215,7 @@ class Workbench:
         """Whether local training runs no code of the user's but ``training_step``, so all of it may be replayed."""
         optimizer = self.optimizer
         return self.takes_plain_steps and not (
-            self.has_client_hooks or self._transfers_batches or optimizer.schedulers or optimizer.is_made_anew
+            self.has_client_hooks or self.user.has_transfer_hooks or optimizer.schedulers or optimizer.is_made_anew
             or optimizer.has_step_hooks
         )  # fmt: skip
 
@@ -257,9 +255,7 @@ class Workbench:
 
     def component_shares(self, client: int) -> list[float]:
         """Return the fractions of the client's samples that lie in each of :meth:`components`; they sum to 1."""
-        if client not in self._shares:
-            self._shares[client] = self.datamodule.batch_shares(client)
-        return self._shares[client]
+        return self.datamodule.batch_shares(client)
 
     # the rows
 

@@ -19,7 +19,7 @@ from fedbc_lightning.engines.stacked.cohort_run import FEW
 from fedbc_lightning.evaluation.measurement import Measurement, Results, SingleModels, Task
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
+    from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation
 
 
 class ClientsTogether:

@@ -19,7 +19,7 @@ from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModu
 from fedbc_lightning.algorithms import PerFedBC
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.engines.stacked import stacked_bench
-from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
+from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation
 from fedbc_lightning.module.adapter import UserModule
 
 NUM_CLIENTS = 40

@@ -17,7 +17,7 @@ BUDGETS = {
     # The aim is 21,000: lightning.pytorch, which does far more, has 22,000 lines of code.
     PACKAGE: 24_800,
     # The aim is 2,500: every question about a number ends in the engines, so they must be read in one sitting.
-    ("fedbc_lightning/engines",): 2_700,
+    ("fedbc_lightning/engines",): 2_500,
     # The aim is 21,000, as much test as package: more costs every change, and time in CI.
     ("tests",): 25_700,
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
@@ -29,12 +29,10 @@ from fedbc_lightning.engines.step_function import (
     StepOutput,
     tensors_of,
     with_tensors,
-)
+)  # fmt: skip
+from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import CLIENT_HOOKS
 from fedbc_lightning.state.layout import ParameterLayout
-
-if TYPE_CHECKING:
-    from fedbc_lightning.module.adapter import UserModule
 
 log = logging.getLogger("lightning.pytorch." + __name__)
 
@@ -192,9 +190,10 @@ class StepRecorder:
             batch: The batch of one client, or those of K clients.
         """
         self._waiting = self._replayed = None
-        if self.reason is not None or not _has_form(batch):
+        form = _form(batch) if self.reason is None else None
+        if form is None:
             return None
-        key = (kind, *_form(batch))
+        key = (kind, *form)
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
@@ -338,14 +337,10 @@ class StepRecorder:
         self._stop("replayed, it gives other numbers than as written", missed)
 
 
-def _has_form(batch: Any) -> bool:
-    """Return whether a batch is a list of plain tensors, as all recorded ones are."""
-    is_list = type(batch) in (list, tuple)
-    return is_list and all(type(part) is Tensor and part.layout is torch.strided for part in batch)
-
-
-def _form(batch: Sequence[Tensor]) -> tuple:
-    """Return what a recording depends on of a batch."""
+def _form(batch: Any) -> tuple | None:
+    """Return what a recording depends on of a batch; None unless it is a list of plain tensors."""
+    if type(batch) not in (list, tuple) or not all(type(p) is Tensor and p.layout is torch.strided for p in batch):
+        return None
     return type(batch), *[(part.shape, part.stride(), part.dtype) for part in batch]
 
 

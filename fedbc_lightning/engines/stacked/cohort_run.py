@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,10 @@ from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.local.solvers import Client
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.solvers import Client
 
 # Number of clients below which single steps cost less than a mapped step on batches of an unusual size.
 FEW = 6
@@ -51,8 +49,6 @@ class CohortRun:
         row = self.bench.row
         self.w = torch.empty((len(cohort), len(row)), dtype=self.layout.dtype, device=row.device)
         self.counted = Counts(len(cohort))
-        self._viewed = self.w
-        self._parameters: dict[tuple[str, int], list[Tensor]] = {}  # see `_kept_views`
 
     def begin(self, grad: Tensor) -> None:
         """Seed the generators, load the start models, and make loaders and optimizer as new.
@@ -124,7 +120,7 @@ class CohortRun:
         # vmap costs about as much as a few single steps, however small K is: FEW of them are taken one by one.
         if not is_few:
             rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
-            parameters = self._kept_views(w, "mapped", num_entries) if rows is None else self.layout.views(w[rows])
+            parameters = self.layout.views(w[:num_entries] if rows is None else w[rows])
             output = self._step("mapped", parameters, batch)
             into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
@@ -135,18 +131,9 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            output = self._step("single", self._kept_views(w, "single", row), [part[k] for part in batch])
+            output = self._step("single", self.layout.views(w[row]), [part[k] for part in batch])
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
-
-    def _kept_views(self, w: Tensor, kind: str, number: int) -> list[Tensor]:
-        """Return the parameters of a "mapped" step of so many first rows, or of a "single" step of this row."""
-        if w is not self._viewed:
-            self._viewed, self._parameters = w, {}
-        key = kind, number
-        if key not in self._parameters:
-            self._parameters[key] = self.layout.views(w[:number] if kind == "mapped" else w[number])
-        return self._parameters[key]
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
         recorder = self.bench.recorder
@@ -169,22 +156,15 @@ class CohortRun:
     def finish(self, steps: list[int], passed: list[int], gradient_sum: Tensor | None = None) -> None:
         """Hand the cohort what local training ended with after so many steps and batches of each client."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
-        losses = self.counted.losses()
+        losses, records = self.counted.read(steps)
+        mean = None if gradient_sum is None else self.shared(gradient_sum) / counts.to(self.w)[:, None]
         result = LocalResult(
-            w=self.shared(self.w).contiguous(),
-            kept=self.w[:, self.layout.num_parameters :].contiguous(),
-            buffers=self.layout.read_buffers().expand(num_clients, -1),
-            counters=self.layout.read_counters(),
-            steps=steps,
-            losses=losses.tolist(),
-            are_losses_finite=torch.isfinite(losses).tolist(),
+            w=self.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
+            buffers=self.layout.read_buffers().expand(num_clients, -1), counters=self.layout.read_counters(),
+            steps=steps, losses=losses.tolist(), are_losses_finite=torch.isfinite(losses).tolist(),
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
-            taken=self._taken(steps, passed),
-            records=self.counted.records(steps),
-            gradient_mean=(
-                self.shared(gradient_sum) / counts.to(self.w)[:, None] if gradient_sum is not None else None
-            ),
-        )
+            taken=self._taken(steps, passed), records=records, gradient_mean=mean,
+        )  # fmt: skip
         self.cohort.take(result)
 
     def _taken(self, steps: list[int], passed: list[int]) -> list[Taken]:
@@ -286,7 +266,7 @@ class CohortSolverRun(CohortRun, SolverSteps):
         """
         self.begin(self.w)
         # `check_solver` lets only solvers pass that do without component gradients, which a cohort cannot give.
-        client = cast("Client", self)
+        client = cast(Client, self)
         solver, lengths = self.solver, self.loaders.num_batches.tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
         self.rates = self.bench.step_sizes(self.optimizer.rates)
@@ -356,7 +336,7 @@ class Counts:
         """One value of one step: (m,) for all rows, of which only ``rows`` count, or (k,) for ``rows`` alone."""
 
         rows: np.ndarray
-        values: Tensor | float
+        values: Tensor
         weight: float
         is_aligned: bool
 
@@ -369,27 +349,29 @@ class Counts:
         self._parts["loss"].append(Counts.Part(stack.rows, output.loss, stack.size, stack.is_aligned))
         for call in output.logged:
             weight = stack.size if call.batch_size is None else call.batch_size
-            self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
+            value, is_aligned = call.value, stack.is_aligned
+            if not isinstance(value, Tensor):  # a number counts for all rows
+                value, is_aligned = output.loss.new_full((len(stack.rows),), value, dtype=torch.float64), False
+            self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, value, weight, is_aligned))
 
-    def losses(self) -> Tensor:
-        """Return the plain mean (K,) of each client's losses over its steps."""
-        parts = self._parts["loss"]
-        rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
-        return self._sums(rows, _joined(parts)) / self._sums(rows, np.ones(len(rows)))
+    def read(self, steps: Sequence[int]) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Return the plain mean (K,) of each client's losses, and its columns of ``clients.csv``.
 
-    def records(self, steps: Sequence[int]) -> list[dict[str, Any]]:
-        """Return each client's number of steps, and its means weighted by batch size, by column of ``clients.csv``."""
-        records: list[dict[str, Any]] = [{"num_steps": num_steps} for num_steps in steps]
+        These are its number of steps, and the means of losses and logged values, weighted by batch size.
+        """
+        losses, records = torch.zeros(0), [{"num_steps": num_steps} for num_steps in steps]
         for name, parts in self._parts.items():
-            rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
+            rows, values = torch.from_numpy(np.concatenate([part.rows for part in parts])), _joined(parts)
             weights = np.repeat([part.weight for part in parts], [len(part.rows) for part in parts]).astype(float)
+            if name == "loss":
+                losses = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
             totals = self._sums(rows, weights)
-            means = self._sums(rows, _joined(parts) * torch.from_numpy(weights)) / totals
+            means = self._sums(rows, values * torch.from_numpy(weights)) / totals
             column = "train_loss" if name == "loss" else f"train_{plain_name(name.removeprefix('logged '))}"
             for record, mean, total in zip(records, means.tolist(), totals.tolist(), strict=True):
                 if total > 0:  # else the client has logged no value of this name
                     record[column] = mean
-        return records
+        return losses, records
 
     def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
         sums = torch.zeros(self._num_clients, dtype=torch.float64)
@@ -398,15 +380,9 @@ class Counts:
 
 def _joined(parts: list[Counts.Part]) -> Tensor:
     """Return the values that count, step after step, in float64; they are copied from the device at once."""
-    device = next((part.values.device for part in parts if isinstance(part.values, Tensor)), None)
-    values, chosen, start = [], [], 0
+    chosen, start = [], 0
     for part in parts:
-        of_all = False
-        if isinstance(part.values, Tensor):
-            values.append(part.values.reshape(-1).double())
-            of_all = part.is_aligned
-        else:
-            values.append(torch.full((len(part.rows),), part.values, dtype=torch.float64, device=device))
-        chosen.append(start + (part.rows if of_all else np.arange(len(part.rows))))
-        start += len(values[-1])
-    return torch.cat(values).cpu()[torch.from_numpy(np.concatenate(chosen))]
+        chosen.append(start + (part.rows if part.is_aligned else np.arange(len(part.rows))))
+        start += part.values.numel()
+    values = torch.cat([part.values.reshape(-1).double() for part in parts])
+    return values.cpu()[torch.from_numpy(np.concatenate(chosen))]

@@ -15,8 +15,7 @@ from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_run import CohortOptimizerRun, CohortSolverRun
-from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
-from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
+from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation, StackedBench
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Solver
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
