@@ -22,7 +22,7 @@ from fedbc_lightning.core.private_torch import (
     schema,
     trace,
     tree_map_only,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 # Operations whose result is their input if it has the same shape, strides and offset.

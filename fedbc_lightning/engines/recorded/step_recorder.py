@@ -29,7 +29,7 @@ from fedbc_lightning.engines.step_function import (
     StepOutput,
     tensors_of,
     with_tensors,
-)  # fmt: skip
+)
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import CLIENT_HOOKS
 from fedbc_lightning.state.layout import ParameterLayout
