@@ -6,7 +6,7 @@ e.g. "E = 5, C = 1, e = 1.2"; it says so if there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,22 +21,22 @@ from fedbc_lightning.studies.results import finished, rows_of_run
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, State
 
-ACCURACY = Measured("accuracy").name
+ACCURACY, DEVIATION = Measured("accuracy").name, Measured("accuracy", "std").name
 
 # Number of rounds over which a training loss is averaged.
 WINDOW = 10
 
 # E of Figures 3a-c, 4 and 7e; the paper's value wherever it names no other (appendix D.2).
-EPOCHS = "5"
+EPOCHS = "E = 5"
 
 # E of the panels of Figures 7a-d and 8.
-OTHER_EPOCHS = ("1", "10", "25", "50")
+OTHER_EPOCHS = ("E = 1", "E = 10", "E = 25", "E = 50")
 
 # Rounds after which Figure 7e shows λ.
 ROUNDS = (1, 50, 100, 200)
 
 # C, the number of classes per client, of the panels of Figures 13 to 15.
-CLASSES = ("1", "2", "3")
+CLASSES = ("C = 1", "C = 2", "C = 3")
 
 
 def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
@@ -47,10 +47,10 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = panels_of(1, 2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
-        measure = partial(_reported, study, Measured("accuracy", place).name)
+        column = Measured("accuracy", place).name
         swept: dict[float, list[float]] = {}
-        for name, color in _algorithms(study):
-            values = [measure(run) for run in _runs(states, name)]
+        for name, color in colors_of(study).items():
+            values = [_reported(study, run, column) for run in finished(states, name)]
             if "γ" in _levels(name):
                 swept[float(_levels(name)["γ"])] = values
             elif values:
@@ -64,11 +64,11 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """Draw for E = 5 (a) training loss, (b) coefficients in z, (c) λ_i against n_i; for all E (d) the variance."""
     figure, (loss, coefficient, duals, variance) = panels_of(1, 4, 3.9, 3.9)
-    _draw_loss(loss, study, states, "(a) training loss of the sampled clients", E=EPOCHS)
-    _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", E=EPOCHS)
-    _draw_duals(duals, states, (), "(c) λ against data", E=EPOCHS)
+    _draw_loss(loss, study, states, "(a) training loss of the sampled clients", EPOCHS)
+    _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", EPOCHS)
+    _draw_duals(duals, states, (), "(c) λ against data")
     variance.set_xscale("log")
-    _draw_against(variance, "E", study, states, partial(_variance, study))
+    _draw_against(variance, "E", study, states, DEVIATION)
     finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
     legend_below(figure, [loss, variance])
     return save(figure, folder, "figure3")
@@ -81,8 +81,8 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, (*losses, duals, rest) = panels_of(2, 3, 4.4, 3.6)
     for panel, epochs, letter in zip(losses, OTHER_EPOCHS, "abcd", strict=True):
-        _draw_loss(panel, study, states, f"({letter}) E = {epochs}", E=epochs)
-    _draw_duals(duals, states, ROUNDS, f"(e) λ by round, E = {EPOCHS}", E=EPOCHS)
+        _draw_loss(panel, study, states, f"({letter}) {epochs}", epochs)
+    _draw_duals(duals, states, ROUNDS, f"(e) λ by round, {EPOCHS}")
     rest.remove()
     legend_below(figure, losses)
     return save(figure, folder, "figure7")
@@ -91,86 +91,84 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
-    _draw_against(panel, "N", study, states, partial(_reported, study, ACCURACY))
+    _draw_against(panel, "N", study, states, ACCURACY)
     finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
     return save(figure, folder, "figure7f")
 
 
 def _figure_of_coefficients(
-    study: Study, states: Sequence[State], folder: Path, *, name: str, levels: Mapping[str, dict[str, str]]
+    study: Study, states: Sequence[State], folder: Path, *, name: str, shown: Sequence[str], fixed: Sequence[str] = ()
 ) -> list[Path]:
-    """Draw the coefficients in z of the smallest and the largest client of each round, in a panel per title."""
-    figure, panels = panels_of(1, len(levels), 4.0, 3.6, sharey=True)
-    for panel, (title, chosen), letter in zip(panels, levels.items(), "abcd", strict=False):
-        _draw_coefficients(panel, states, f"({letter}) {title}", **chosen)
+    """Draw the coefficients in z of the smallest and the largest client of each round, in a panel per shown level."""
+    figure, panels = panels_of(1, len(shown), 4.0, 3.6, sharey=True)
+    for panel, level, letter in zip(panels, shown, "abcd", strict=False):
+        _draw_coefficients(panel, states, f"({letter}) {level}", level, *fixed)
         panel.label_outer()
     return save(figure, folder, name)
 
 
-figure_8 = partial(_figure_of_coefficients, name="figure8", levels={f"E = {E}": {"E": E} for E in OTHER_EPOCHS})
-figure_13 = partial(
-    _figure_of_coefficients, name="figure13", levels={f"C = {C}": {"E": "5", "C": C, "e": "1.2"} for C in CLASSES}
-)
+figure_8 = partial(_figure_of_coefficients, name="figure8", shown=OTHER_EPOCHS)
+figure_13 = partial(_figure_of_coefficients, name="figure13", shown=CLASSES, fixed=("E = 5", "e = 1.2"))
 
 
 def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
     """Draw the accuracy of z on the smallest and the largest client of each round, in a panel per algorithm."""
     figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, study.methods, strict=True):
-        for run in _runs(states, method.name, E=epochs)[:1]:
+        for run in finished(states, method.name, epochs)[:1]:
             accuracies = run.record.evaluation[["round", "client", ACCURACY]]
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
                 panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
         finish(panel, "round", "accuracy of z on the client's data", method.name)
         panel.label_outer()
-    figure.suptitle(f"E = {epochs}", fontsize=11)
+    figure.suptitle(epochs, fontsize=11)
     legend_below(figure, panels)
     return save(figure, folder, name)
 
 
 figure_4 = partial(_figure_by_data, name="figure4", epochs=EPOCHS)
-figure_9 = partial(_figure_by_data, name="figure9", epochs="1")
-figure_10 = partial(_figure_by_data, name="figure10", epochs="10")
-figure_11 = partial(_figure_by_data, name="figure11", epochs="25")
-figure_12 = partial(_figure_by_data, name="figure12", epochs="50")
+figure_9 = partial(_figure_by_data, name="figure9", epochs="E = 1")
+figure_10 = partial(_figure_by_data, name="figure10", epochs="E = 10")
+figure_11 = partial(_figure_by_data, name="figure11", epochs="E = 25")
+figure_12 = partial(_figure_by_data, name="figure12", epochs="E = 50")
 
 
 def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
     """Draw the variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
     figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
     for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
-        _draw_against(panel, "e", study, states, partial(_variance, study), E=epochs, C=classes)
-        finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
+        _draw_against(panel, "e", study, states, DEVIATION, epochs, classes)
+        finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) {classes}, {epochs}")
         panel.label_outer()
     legend_below(figure, panels)
     return save(figure, folder, name)
 
 
-figure_14 = partial(_figure_of_variance, name="figure14", epochs="1")
-figure_15 = partial(_figure_of_variance, name="figure15", epochs="5")
+figure_14 = partial(_figure_of_variance, name="figure14", epochs="E = 1")
+figure_15 = partial(_figure_of_variance, name="figure15", epochs="E = 5")
 
 
 # panels
 
 
-def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, **levels: str) -> None:
+def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, epochs: str) -> None:
     """Draw the sampled clients' training loss by round: mean over seeds, then over the last :data:`WINDOW` rounds."""
-    for name, color in _algorithms(study):
-        curves = [run.record.metrics.set_index("round")[TRAIN_LOSS] for run in _runs(states, name, **levels)]
+    for name, color in colors_of(study).items():
+        curves = [run.record.metrics.set_index("round")[TRAIN_LOSS] for run in finished(states, name, epochs)]
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
     finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
 
 
-def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **levels: str) -> None:
+def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, *levels: str) -> None:
     """Draw the coefficients in z of the smallest and the largest client of each round of FedBC, in the first seed.
 
     A coefficient is the client's weight in the mean that forms z: by λ_i as in the run, and by n_i as in FedAvg.
     """
-    for run in _runs(states, "FedBC", **levels)[:1]:
+    for run in finished(states, "FedBC", *levels)[:1]:
         for label, color, chosen in _extremes(run):
             rounds = chosen["round"]
             panel.plot(rounds, chosen["weight"], color=color, label=f"{label}, by λ", linewidth=1.0)
@@ -180,13 +178,13 @@ def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **level
     finish(panel, "round", "coefficient in z", title)
 
 
-def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str, **levels: str) -> None:
-    """Draw λ_i against n_i at the given rounds (none: at the last round), in the first seed of FedBC.
+def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str) -> None:
+    """Draw λ_i against n_i at the given rounds (none: at the last round), in the first seed of FedBC with E = 5.
 
     The value of a client is that after its last turn up to the round. A client that has not had a turn by then is left
     out, and so is a round that the run did not reach.
     """
-    for run in _runs(states, "FedBC", **levels)[:1]:
+    for run in finished(states, "FedBC", EPOCHS)[:1]:
         clients = run.record.clients
         end = clients["round"].max()
         reached = [count for count in rounds if count <= end]
@@ -199,21 +197,13 @@ def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], tit
     finish(panel, "samples of the client", "λ", title)
 
 
-def _draw_against(
-    panel: Axes,
-    factor: str,
-    study: Study,
-    states: Sequence[State],
-    measure: Callable[[Run], float],
-    **levels: str,
-) -> None:
-    """Draw a number of each run against the level of a factor, for all algorithms."""
+def _draw_against(panel: Axes, factor: str, study: Study, states: Sequence[State], column: str, *levels: str) -> None:
+    """Draw a column of ``metrics.csv`` against the level of a factor, for all algorithms."""
     ticks = set[float]()
-    for name, color in _algorithms(study):
+    for name, color in colors_of(study).items():
         found: dict[float, list[float]] = {}
-        for run in _runs(states, name, **levels):
-            if factor in _levels(run.variant):
-                found.setdefault(float(_levels(run.variant)[factor]), []).append(measure(run))
+        for run in finished(states, name, *levels):
+            found.setdefault(float(_levels(run.variant)[factor]), []).append(_reported(study, run, column))
         _draw_means(panel, found, name, color)
         ticks |= set(found)
     if ticks:
@@ -235,12 +225,6 @@ def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str,
 # what is drawn
 
 
-def _algorithms(study: Study) -> list[tuple[str, str]]:
-    """Return names and colours; a colour stays the same if only some of the study's algorithms are run."""
-    colors = colors_of(study)
-    return [(method.name, colors[method.name]) for method in study.methods]
-
-
 def _levels(name: str) -> dict[str, str]:
     """Read factors and levels from the name of a variant or algorithm.
 
@@ -248,13 +232,7 @@ def _levels(name: str) -> dict[str, str]:
         >>> _levels("E = 5, C = 1, e = 1.2"), _levels("FedBC, γ = 0.05"), _levels("FedAvg")
         ({'E': '5', 'C': '1', 'e': '1.2'}, {'γ': '0.05'}, {})
     """
-    return {factor: level for factor, equals, level in (part.partition(" = ") for part in name.split(", ")) if equals}
-
-
-def _runs(states: Sequence[State], name: str, **levels: str) -> list[Run]:
-    """Return the finished runs of an algorithm in the variants with these levels, ordered by seed."""
-    mine = [run for run in finished(states) if run.method == name]
-    return [run for run in mine if levels.items() <= _levels(run.variant).items()]
+    return dict(part.split(" = ", 1) for part in name.split(", ") if " = " in part)
 
 
 def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
@@ -268,12 +246,10 @@ def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
     return [("smallest", "C1", clients.loc[sizes.idxmin()]), ("largest", "C0", clients.loc[sizes.idxmax()])]
 
 
-def _reported(study: Study, column: str, run: Run) -> float:
-    """Return the mean of a column of ``metrics.csv`` over the round, or rounds, that the study reports."""
-    return float(rows_of_run(study, run)[column].mean(skipna=False))
+def _reported(study: Study, run: Run, column: str) -> float:
+    """Return the mean of a column of ``metrics.csv`` over the round, or rounds, that the study reports.
 
-
-def _variance(study: Study, run: Run) -> float:
-    """Return the variance over clients of the accuracy of z on their test data, in the reported round or rounds."""
-    reported = rows_of_run(study, run)
-    return float((reported[Measured("accuracy", "std").name] ** 2).mean(skipna=False))
+    The paper shows the variance over clients of the accuracy of z, where runs log the standard deviation.
+    """
+    values = rows_of_run(study, run)[column]
+    return float((values**2 if column == DEVIATION else values).mean(skipna=False))

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,6 @@ from fedbc_lightning.callbacks.aggregation_moves import own_model
 from fedbc_lightning.cli.classes import class_name
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
@@ -43,22 +42,19 @@ class LossAlongLine(Callback):
     Args:
         clients: Indices of the clients; each is evaluated on its own data.
         shares: Values of s in (1 − s) x_i + s z; floating-point buffers are mixed in the same way.
-        split: Data on which the models are evaluated, ``"train"`` or ``"test"``.
 
     Attributes:
         rows: One row per client and share: ``client``, ``share`` and the values that ``test_step`` logs.
     """
 
-    def __init__(self, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"]) -> None:
-        self._clients, self._shares, self._split = clients, shares, split
+    def __init__(self, clients: Sequence[int], shares: Sequence[float]) -> None:
+        self._clients, self._shares = clients, shares
         self.rows: list[dict[str, float]] = []
 
     def on_test_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Evaluate the models with the trainer's evaluator."""
         z = trainer.federation.models().z.cpu()
-        stage = step_stage(pl_module, "test")
-        if stage is None:
-            raise ConfigurationError("model: has no test_step; loss_along_line evaluates by it.")
+        stage = step_stage(pl_module, "test") or "test"
         # One measurement per point of the line; the evaluator then takes each client's own data.
         for share in self._shares:
 
@@ -68,14 +64,12 @@ class LossAlongLine(Callback):
 
             models = Models(z, trainer.federation.models().counters, between)
             tasks = [("local", client) for client in self._clients]
-            found = trainer.evaluator.one_by_one(tasks, Measurement(self._split, stage, models, trainer.current_round))
+            found = trainer.evaluator.one_by_one(tasks, Measurement("test", stage, models, trainer.current_round))
             self.rows += [{"client": i, "share": float(share), **values} for (_, i), values in found.items()]
 
 
-def loss_along_line(
-    folder: Path, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"] = "test"
-) -> pd.DataFrame:
-    """Evaluate the models between a client's own model x_i and the global model z on the client's data.
+def loss_along_line(folder: Path, clients: Sequence[int], shares: Sequence[float]) -> pd.DataFrame:
+    """Evaluate the models between a client's own model x_i and the global model z on the client's test data.
 
     Both come from the last checkpoint: x_i is the last model that the client trained, z that of the last round.
 
@@ -83,7 +77,6 @@ def loss_along_line(
         folder: Folder of the run, e.g. ``.../FedAvg-0``.
         clients: Indices of the clients.
         shares: Values of s in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
-        split: Split of the client's data on which the models are evaluated.
 
     Returns:
         A table with a row per client and share: ``client``, ``share``, and the values that ``test_step`` logs.
@@ -94,12 +87,11 @@ def loss_along_line(
     References:
         Kundu et al., Fed+, Figure 3.
     """
-    line = LossAlongLine(clients, shares, split)
+    line = LossAlongLine(clients, shares)
     alone = ["accelerator=cpu", "devices=1", "logger=false", "enable_progress_bar=false"]
     words = ["test", "--ckpt_path", str(folder), *(f"--trainer.{word}" for word in alone)]
-    options: dict[str, Any] = {"trainer_defaults": {"callbacks": [line]}}
     with contextlib.redirect_stdout(io.StringIO()):  # hides the table that the command prints
-        FederatedCLI(args=words, parser_kwargs={"prog": PROG}, **options)
+        FederatedCLI(args=words, parser_kwargs={"prog": PROG}, trainer_defaults={"callbacks": [line]})
     return pd.DataFrame(line.rows).sort_values(["client", "share"], ignore_index=True)
 
 
@@ -168,15 +160,10 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     colors = colors_of(study)
     for panel, variant in zip(panels, study.variants, strict=True):
         for method in study.methods:
-            curves = [_served(run, method) for run in _runs(states, variant, method.name)]
+            curves = [_served(run, method) for run in finished(states, method.name, variant)]
             if curves:
                 _draw(panel, pd.concat(curves, axis=1), method.name, colors[method.name])
     return _save(figure, folder, "fedplus_figure4")
-
-
-def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
-    """Return the finished runs of an algorithm in a variant, ordered by seed."""
-    return [run for run in finished(states) if (run.variant, run.method) == (variant, name)]
 
 
 def _over_clients(run: Run, which: str) -> pd.Series:
@@ -195,7 +182,7 @@ def _panels(
 ) -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
     """Return a panel for each algorithm that has a finished run of the first variant, with the first such run."""
     first = next(iter(study.variants))
-    found = [(method, runs[0]) for method in study.methods if (runs := _runs(states, first, method.name))]
+    found = [(method, run) for method in study.methods for run in finished(states, method.name, first)[:1]]
     figure, panels = _grid([method.name for method, _ in found], y, x)
     return figure, [(panel, *each) for panel, each in zip(panels, found, strict=True)]
 

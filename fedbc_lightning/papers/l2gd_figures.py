@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     splits = _splits(states)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0)
     for panel, split in zip(panels, splits, strict=True):
-        runs = [run for run in finished(states) if (_split(run), run.method) == (split, "L2SGD+")]
+        runs = finished(states, "L2SGD+", split)
         problem = read_problem(runs[0])
         lines = [problem.distances(problem.with_penalty(penalty).minimiser) for penalty in PENALTIES]
         ends = [run.record.metrics.iloc[-1] for run in runs]
@@ -70,9 +70,9 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = panels_of(1, 2, 5.2, 4.0)
     for split, marker, color in zip(_splits(states), "os^D", ("C0", "C1", "C2", "C3"), strict=False):
-        runs = [run for run in finished(states) if _split(run) == split]
+        runs = finished(states, None, split)
         problem = read_problem(runs[0])
-        costs = pd.DataFrame([{"p": _probability(run), **cost} for run in runs if (cost := cost_of(run)) is not None])
+        costs = pd.DataFrame([{"p": _probability(run), **cost} for run in runs if (cost := cost_of(run))])
         for panel, what in zip(panels, ("communications", "local steps"), strict=True):
             panel.axvline(problem.best_probability, color="0.5", linewidth=0.9, linestyle="--")
             if costs.empty:
@@ -122,7 +122,7 @@ def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     splits = _splits(states)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
     for panel, split in zip(panels, splits, strict=True):
-        every = [run for run in finished(states) if _split(run) == split]
+        every = finished(states, None, split)
         runs = sorted((run for run in every if run.seed == every[0].seed), key=_probability)
         best = read_problem(runs[0]).best_probability
         nearest = min(runs, key=lambda run: abs(math.log(_probability(run) / best)))
@@ -159,16 +159,14 @@ def errors_of(run: Run) -> np.ndarray:
     return np.concatenate([[1.0], 10 ** logged[ERROR].to_numpy()[1:]])
 
 
-def cost_of(run: Run) -> dict[str, int] | None:
-    """Return the communications and a client's local steps until GOAL; None if the run does not end below it.
+def cost_of(run: Run) -> dict[str, int]:
+    """Return the communications and a client's local steps until GOAL; nothing if the run does not end below it.
 
     The end counts because a run that has stopped at a floor may pass the goal for a moment.
     """
     errors = errors_of(run)
-    if errors[-1] > GOAL:
-        return None
     count = int(np.argmax(errors <= GOAL))
-    return {"communications": count, "local steps": int(_local_steps(run)[count])}
+    return {"communications": count, "local steps": int(_local_steps(run)[count])} if errors[-1] <= GOAL else {}
 
 
 def _local_steps(run: Run) -> np.ndarray:
@@ -176,13 +174,9 @@ def _local_steps(run: Run) -> np.ndarray:
     return run.record.metrics["coin/local_steps"].fillna(0).cumsum().to_numpy()
 
 
-def _splits(states: Iterable[State]) -> list[str]:
-    return list(dict.fromkeys(_split(run) for run in finished(states)))
-
-
-def _split(run: Run) -> str:
-    """Return the level of the first factor, or the variant if there are no factors."""
-    return run.variant.partition(", ")[0]
+def _splits(states: Sequence[State]) -> list[str]:
+    """Return the splits of the data: the levels of the first factor, or the variants if there are no factors."""
+    return list(dict.fromkeys(run.variant.partition(", ")[0] for run in finished(states)))
 
 
 def _probability(run: Run) -> float:
@@ -196,12 +190,10 @@ def _draw_methods(states: Sequence[State], folder: Path, name: str, shown: Seque
     """Draw the methods' errors in a panel for each split of the data and label of the horizontal axis."""
     figure, panels = panels_of(1, len(shown), 5.2, 4.0, sharey=True)
     for panel, (split, what) in zip(panels, shown, strict=True):
-        runs = [run for run in finished(states) if _split(run) == split]
-        problem = read_problem(runs[0])
+        problem = read_problem(finished(states, None, split)[0])
         for method, color in COLORS.items():
-            mine = [run for run in runs if run.method == method]
-            if mine:
-                _draw_method(panel, problem, method, color, mine, by_steps=what != "communications")
+            if runs := finished(states, method, split):
+                _draw_method(panel, problem, method, color, runs, by_steps=what != "communications")
         finish(panel, what, "", split)
     panels[0].set_ylabel(RELATIVE_ERROR)
     panels[0].legend(fontsize=8)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
+from scipy.linalg import block_diag
 from torch.utils.data import default_collate
 
-from fedbc_lightning.algorithms import L2GD
 from fedbc_lightning.core.checks import Fraction, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import FederatedDataModule
-from fedbc_lightning.models import BinaryLogisticRegression
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -58,22 +56,12 @@ class MixtureProblem:
         """Make the problem from the training data of all clients, with the classes 0 and 1 as -1 and 1.
 
         Args:
-            data: Data module that has been set up.
+            data: Data module that has been set up; its clients have equal numbers of training samples.
             mu: μ, the weight of the L2 term.
             penalty: λ, the pull of each x_i to the mean.
-
-        Raises:
-            ConfigurationError: The clients have unequal numbers of samples, or μ is not above 0.
         """
-        if mu <= 0:
-            raise ConfigurationError(f"model.weight_decay: got {mu}; F needs a mu above 0 for one minimiser.")
         sets = [data.client_train_dataset(client) for client in range(data.num_clients)]
         parts = [default_collate([dataset[k] for k in range(len(dataset))]) for dataset in sets]  # type: ignore[arg-type]
-        sizes = sorted({len(targets) for _, targets in parts})
-        if len(sizes) > 1:
-            raise ConfigurationError(
-                f"data: the clients have from {sizes[0]} to {sizes[-1]} samples; this problem takes equal parts."
-            )
         inputs = np.stack([features.flatten(1).numpy() for features, _ in parts]).astype(np.float64)
         return cls(inputs, np.stack([2.0 * targets.numpy() - 1.0 for _, targets in parts]), mu, penalty)
 
@@ -114,15 +102,12 @@ class MixtureProblem:
     def minimiser(self) -> np.ndarray:
         """Minimiser x(λ), (N, d), by damped Newton steps until F(x) − F* ≤ N‖∇F(x)‖²/(2μ) is below 1e-14.
 
-        The bound holds because F is μ/N-strongly convex. Only the blocks B_i = (H_i + λ)⁻¹ of
-        N∇²F = diag(H_i + λ) − (λ/N) 11ᵀ are computed: s_i = B_i(r_i + λs̄), with (1 − λ mean(B_i)) s̄ = mean(B_i r_i),
-        solves N∇²F s = r.
+        The bound holds because F is μ/N-strongly convex. The Hessian is N∇²F = diag(H_i + λ) − (λ/N) 11ᵀ.
 
         Raises:
             RuntimeError: 100 steps did not suffice.
         """
         x = np.zeros((self.num_clients, self.inputs.shape[2]))
-        identity = np.eye(x.shape[1])
         for _ in range(100):
             residual = -(self.gradients(x).mean(axis=1) + self.pull(x))
             gap = (residual**2).sum() / (2 * self.num_clients * self.mu)
@@ -130,10 +115,11 @@ class MixtureProblem:
                 return x
             weights = 1 / (1 + np.exp(self._margins(x)))
             curvature = (weights * (1 - weights) / self.num_samples)[:, :, None] * self._signed
-            blocks = np.linalg.inv(curvature.transpose(0, 2, 1) @ self._signed + (self.mu + self.penalty) * identity)
-            own = (blocks @ residual[:, :, None])[:, :, 0]
-            mean = np.linalg.solve(identity - self.penalty * blocks.mean(axis=0), own.mean(axis=0))
-            step = own + self.penalty * (blocks @ mean)
+            hessian = block_diag(*curvature.transpose(0, 2, 1) @ self._signed) + (self.mu + self.penalty) * np.eye(
+                x.size
+            )
+            hessian -= self.penalty / self.num_clients * np.tile(np.eye(x.shape[1]), (self.num_clients,) * 2)
+            step = np.linalg.solve(hessian, residual.ravel()).reshape(x.shape)
             # Far from the minimum a full Newton step may overshoot; near it rounding would stop the search for a size.
             size = 1.0
             while gap > 1e-8 and self.value(x + size * step) > self.value(x) and size > 1e-9:
@@ -228,14 +214,11 @@ class MixtureProblem:
 class MixtureError(Callback):
     """Logs :data:`ERROR` and both distances after each communication, and ends a run that has reached a goal.
 
-    F is that of :class:`MixtureProblem` on the clients' training data, with the algorithm's λ; μ is the weight decay.
+    It is for L2GD and its kin with a BinaryLogisticRegression. F is that of :class:`MixtureProblem` on the clients'
+    training data, with the algorithm's λ; μ is the model's weight decay, and is above 0 so that F has one minimiser.
 
     Args:
         goal: Relative error at which the run ends, in [0, 1); None: the run ends after its last round.
-
-    Raises:
-        ConfigurationError: The algorithm is not of L2GD's family, the model is no BinaryLogisticRegression, or the
-            clients have unequal numbers of samples.
     """
 
     def __init__(self, goal: Fraction | None = None) -> None:
@@ -243,13 +226,8 @@ class MixtureError(Callback):
         self.goal = goal
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Check algorithm and model, and set up the problem."""
-        algorithm = trainer.federation.algorithm
-        if not isinstance(algorithm, L2GD) or not isinstance(pl_module, BinaryLogisticRegression):
-            raise ConfigurationError(
-                "trainer.callbacks: MixtureError is for L2GD and its kin with a BinaryLogisticRegression, not for "
-                f"{type(algorithm).__name__} with a {type(pl_module).__name__}."
-            )
+        """Set up the problem of the run."""
+        algorithm: Any = trainer.federation.algorithm
         mu = float(pl_module.hparams["weight_decay"])
         self._problem = MixtureProblem.of_clients(trainer.datamodule, mu, algorithm.penalty)
 

@@ -64,7 +64,6 @@ def _figure(what: str, study: str, draw: Draw, *only: str, papers: tuple[str, ..
 
 CIFAR, MNIST, FIGURES, FEDPLUS = "fedbc_cifar", "fedbc_mnist", "fedbc_figures", "fedplus_figures"
 FIVE = ("FedAvg", "q-FedAvg", "FedProx", "SCAFFOLD", "FedBC")
-OTHER_EPOCHS = ("E = 1", "E = 10", "E = 25", "E = 50")
 LEAST = ("least_data",)
 
 _FEDBC = {
@@ -82,7 +81,7 @@ _FEDBC = {
     "figure4": _figure("z on smallest and largest client, E = 5", FIGURES, fedbc.figure_4, "E = 5", papers=LEAST),
     "figure7": _figure("loss for E = 1, 10, 25, 50; λ by round", FIGURES, fedbc.figure_7, papers=("loss",)),
     "figure7f": _figure("accuracy against N", "fedbc_clients", fedbc.figure_7f, papers=("figure7f",)),
-    "figure8": _figure("coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.figure_8, "FedBC", *OTHER_EPOCHS),
+    "figure8": _figure("coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.figure_8, "FedBC", *fedbc.OTHER_EPOCHS),
     "figure9": _figure("as Figure 4, E = 1", FIGURES, fedbc.figure_9, "E = 1", papers=LEAST),
     "figure10": _figure("as Figure 4, E = 10", FIGURES, fedbc.figure_10, "E = 10", papers=LEAST),
     "figure11": _figure("as Figure 4, E = 25", FIGURES, fedbc.figure_11, "E = 25", papers=LEAST),

@@ -28,9 +28,16 @@ COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds"
            "error", "folder")  # fmt: skip
 
 
-def finished(states: Iterable[State]) -> list[Run]:
-    """Return the runs that have finished without error, in the given order."""
-    return [state.run for state in states if state.status == "finished"]
+def finished(states: Iterable[State], method: str | None = None, *levels: str) -> list[Run]:
+    """Return the runs that have finished without error, in the given order.
+
+    Args:
+        states: States of the runs of a study.
+        method: Name of the algorithm; None: all.
+        levels: Variants, or levels in their names such as "E = 5"; the runs returned have all of them.
+    """
+    runs = [state.run for state in states if state.status == "finished" and method in (None, state.run.method)]
+    return [run for run in runs if {run.variant, *run.variant.split(", ")}.issuperset(levels)]
 
 
 def read_results(
