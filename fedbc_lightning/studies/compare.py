@@ -15,12 +15,12 @@ from fedbc_lightning.core.printing import show_markdown
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.origins import check_origins, origin_rows
+from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.parsed_runs import parse
-from fedbc_lightning.studies.results import StudyRecord, check_metrics, finished, write_record
+from fedbc_lightning.studies.results import StudyRecord, finished, write_record
 from fedbc_lightning.studies.statistics import can_choose
 from fedbc_lightning.studies.study import Study, refuse
-from fedbc_lightning.studies.study_run import State, flat
+from fedbc_lightning.studies.study_run import State
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tuning import validation_metric
 from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers
@@ -65,8 +65,6 @@ class Comparison:
         with Workers(study, study.num_workers, since) if is_here else Jobs(study, self.console, since) as pool:
             runs.do(pool.advance)
         self.states = runs.states
-        if finished(self.states):
-            check_metrics(study, finished(self.states))
         record = StudyRecord(study, self._command, self.states)
         notes = [f"NOT COMPARABLE: {problem}" for problem in record.problems]
         notes += failure_notes([*runs.trials, *self.states])
@@ -94,20 +92,18 @@ class Comparison:
                 study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]),
         })  # fmt: skip
         first, *others = study.variants
-        keys = set[str]()
         for method in study.methods:
             for tried in method.each_value():
-                keys |= self._check_run(first, method, tried)
+                self._check_run(first, method, tried)
             if method.tuned:
                 parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
         for variant in others:
             is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
             for method in study.methods if is_of_algorithm else study.methods[:1]:
-                keys |= self._check_run(variant, method, method.first())
-        check_origins(study, keys)
+                self._check_run(variant, method, method.first())
 
-    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> set[str]:
-        """Check the settings of one run whose tuned settings have the values ``tried``, and return their full keys."""
+    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> None:
+        """Check the settings of one run whose tuned settings have the values ``tried``."""
         study = self.study
         run = study.run(variant, method, study.seed_list[0], tried)
         parsed = parse(run)
@@ -127,7 +123,6 @@ class Comparison:
                 trainer["eval_every_n_rounds"] == 0,
         }  # fmt: skip
         refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
-        return {key for key, _ in flat(parsed)}
 
     # afterwards
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.run.run_record import RunRecord
-from fedbc_lightning.studies.methods import SECTIONS, Method, full_key, plain_key
+from fedbc_lightning.studies.methods import SECTIONS, full_key, plain_key
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import as_word, flat
@@ -32,7 +32,7 @@ def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord])
     for method in study.methods:
         tuned = {plain_key(key): range_.text for key, range_ in method.tuned.items()}
         runs |= {place: {**run, **tuned} for place, run in runs.items() if place[0] == method.name}
-    places = {name: place_of(study, name) for name in study.origins if name != SEEDS}
+    places = {name: _place(study, name) for name in study.origins if name != SEEDS}
     rows = [["setting", "value", "origin"]]
     for name, origin in study.origins.items():
         if name == SEEDS:
@@ -47,24 +47,7 @@ def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord])
     return rows
 
 
-def check_origins(study: Study, keys: Iterable[str]) -> None:
-    """Check, before any run begins, that the origins name settings that runs have.
-
-    Args:
-        study: The study.
-        keys: Full keys of all settings of runs of the study.
-
-    Raises:
-        ConfigurationError: The runs have no such setting.
-    """
-    known, present = dict.fromkeys(keys, ""), {None, *(method.name for method in study.methods)}
-    for name in study.origins:
-        owner, key = place_of(study, name)
-        if name != SEEDS and owner in present and _value(known, key) is None:
-            raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
-
-
-def place_of(study: Study, name: str) -> tuple[str | None, str]:
+def _place(study: Study, name: str) -> tuple[str | None, str]:
     """Return the algorithm that a setting is about, None if all share it, and its full key."""
     owner = study.algorithm_of(name)
     if owner is None:
@@ -101,7 +84,7 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
     Raises:
         ConfigurationError: No run takes the value of an override.
     """
-    given = {method.name: _own(method) for method in study.methods}
+    given = {method.name: {*map(plain_key, [*method.settings, *method.tuned])} for method in study.methods}
     for key in keys:
         owner, plain = study.algorithm_of(key), plain_key(key)
         if owner is not None:
@@ -118,8 +101,3 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
             )
         if algorithms or variants:
             warnings.warn(f"overrides: {key}: {', '.join([*algorithms, *variants])}: own value kept", stacklevel=2)
-
-
-def _own(method: Method) -> set[str]:
-    """Return the full keys of the settings that an algorithm has of its own, given or tuned."""
-    return {plain_key(key) for key in (*method.settings, *method.tuned)}

@@ -123,15 +123,15 @@ def read_curves(study: Study, runs: Iterable[Run]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def check_metrics(study: Study, runs: Iterable[Run]) -> None:
-    """Raise if a metric of the study is logged by none of these finished runs.
+def check_metrics(runs: Sequence[Run], metrics: Iterable[str]) -> None:
+    """Raise if a metric is logged by none of these finished runs.
 
     Raises:
         ConfigurationError: No run logs one of the metrics.
     """
     logged = dict.fromkeys(name for run in runs for name in run.record.metrics)
-    missing = [name for name in study.metrics if name not in logged]
-    if missing:
+    missing = [name for name in metrics if name not in logged]
+    if runs and missing:
         known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
         raise ConfigurationError(f"metrics: no run logs '{missing[0]}'; there is: {', '.join(known)}.")
 

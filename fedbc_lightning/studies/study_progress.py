@@ -1,4 +1,4 @@
-"""Shows a running study: one bar for all of it, one for each run that is being done, and the time left."""
+"""Shows a running study: a bar for all of it, the runs that are being done, and the time left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from fedbc_lightning.core.printing import NotebookOutput
 from fedbc_lightning.core.units import duration
@@ -16,84 +16,76 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class StudyProgress:
-    """Shows bars on a terminal, and one output that is updated in a notebook.
+    """Shows a bar on a terminal, and one output that is updated in a notebook.
 
     Elsewhere it prints a line for each run that ends and a summary now and then.
 
     Args:
         title: Name of the current stage, e.g. ``tuning``.
         console: Console on which the progress is shown.
+        states: States of the runs, as the stage begins.
     """
 
-    def __init__(self, title: str, console: Console) -> None:
-        self._title, self._console = title, console
+    def __init__(self, title: str, console: Console, states: Sequence[State]) -> None:
+        self._title, self._console, self._states = title, console, states
         self._notebook = NotebookOutput() if console.is_jupyter else None
-        columns = TextColumn("{task.description}", markup=False), BarColumn(30), TextColumn("{task.fields[at]}")
         # Rich estimates the time left from the last 30 seconds by default, and single rounds may take longer.
-        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
-                              speed_estimate_period=1e9)  # fmt: skip
-        self._tasks: dict[int, TaskID] = {}
-        self._reported: set[int] = set()
+        self._bar = Progress(BarColumn(30), TextColumn("{task.description}", markup=False), console=console,
+                             transient=True, speed_estimate_period=1e9)  # fmt: skip
+        # Rounds that were done before this session do not count as its pace: the bar begins with them.
+        self._bar.add_task(title, total=len(states), completed=self._done)  # type: ignore[arg-type]
+        self._open = [state for state in states if state.is_open]
         self._last_line = time.perf_counter()
-        self._whole: TaskID | None = None
 
     def __enter__(self) -> StudyProgress:
+        count = len(self._states)
+        more = f", {count - len(self._open)} of them done before" if len(self._open) < count else ""
+        if self._notebook is None:
+            self._say(f"{self._title}: {count} run{'s' * (count != 1)}{more}")
         if self._console.is_terminal:
-            self._bars.start()
+            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+        self._bar.stop()
 
-    def show(self, states: Sequence[State]) -> None:
+    def show(self) -> None:
         """Update the view from the states of the runs."""
-        self._tell_ends(states)
-        self._update_bars(states)
-        lines = [*(f"{state.run.title} {_rounds(state)}" for state in states if state.status == "running")]
-        is_due = time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES
+        self._bar.update(self._bar.tasks[0].id, completed=self._done)
+        running = [state for state in self._states if state.status == "running"]
+        lines = [f"{state.run.title} {_rounds(state)}" for state in running]
         if self._notebook is not None:
-            share = self._bars.tasks[0].percentage / 100
-            self._notebook.show([*lines, self._summary(states)], share=share if lines else None)
-        elif is_due and not self._console.is_terminal:
+            share = self._bar.tasks[0].percentage / 100
+            self._notebook.show([*lines, self._summary()], share=share if lines else None)
+        elif self._console.is_terminal:
+            self._bar.update(self._bar.tasks[0].id, description="\n".join([self._summary(), *lines]))
+        elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.perf_counter()
-            self._say("; ".join([self._summary(states), *lines]))
+            self._say("; ".join([self._summary(), *lines]))
+        self._tell_ends()
 
-    def _tell_ends(self, states: Sequence[State]) -> None:
-        is_quiet = self._console.is_terminal or self._notebook is not None  # there the bars say it
-        for k, state in enumerate(states):
-            if state.is_open or k in self._reported:
-                continue
-            self._reported.add(k)
+    @property
+    def _done(self) -> float:
+        return sum(state.share for state in self._states)
+
+    def _tell_ends(self) -> None:
+        """Print the runs that have ended; where there is a bar, it says so of those that did not fail."""
+        ended = [state for state in self._open if not state.is_open]
+        self._open = [state for state in self._open if state.is_open]
+        has_bar = self._console.is_terminal or self._notebook is not None
+        for place, state in enumerate(ended, len(self._states) - len(self._open) - len(ended) + 1):
             if state.status == "failed":
                 self._say(f"failed: {state.run.title}: {state.error}", style="red")
-            elif self._whole is not None and not is_quiet:
+            elif not has_bar:
                 took = f"  {state.seconds:.0f} s" if state.seconds else ""  # none if another command has done it
-                self._say(f"{len(self._reported)}/{len(states)}  {state.run.title}{took}")
-        if self._whole is None and self._notebook is None:
-            more = f", {len(self._reported)} of them done before" if self._reported else ""
-            self._say(f"{self._title}: {len(states)} run{'s' * (len(states) != 1)}{more}")
+                self._say(f"{place}/{len(self._states)}  {state.run.title}{took}")
 
-    def _update_bars(self, states: Sequence[State]) -> None:
-        """Let the bars say how far the runs are; rounds that were done before this session do not count as its pace."""
-        done = sum(state.share for state in states)
-        if self._whole is None:
-            self._whole = self._bars.add_task(self._title, total=len(states), completed=done, at="")  # type: ignore[arg-type]
-        at = f"{sum(not state.is_open for state in states)}/{len(states)} runs"
-        self._bars.update(self._whole, completed=done, at=at)
-        for k, state in enumerate(states):
-            if state.status == "running":
-                if k not in self._tasks:
-                    self._tasks[k] = self._bars.add_task(f"  {state.run.title}", total=1.0, at="")
-                self._bars.update(self._tasks[k], completed=state.share, at=_rounds(state))
-            elif k in self._tasks:
-                self._bars.remove_task(self._tasks.pop(k))
-
-    def _summary(self, states: Sequence[State]) -> str:
-        counts, whole = [state.status for state in states], self._bars.tasks[0]
+    def _summary(self) -> str:
+        counts, bar = [state.status for state in self._states], self._bar.tasks[0]
         failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
-        left = f", about {duration(whole.time_remaining)} left" if whole.time_remaining else ""
+        left = f", about {duration(bar.time_remaining)} left" if bar.time_remaining else ""
         done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
-        return f"{done}, {duration(whole.elapsed or 0.0)}{left}"
+        return f"{done}, {duration(bar.elapsed or 0.0)}{left}"
 
     def _say(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

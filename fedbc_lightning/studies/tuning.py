@@ -119,18 +119,6 @@ def validation_metric(study: Study) -> str:
     return metric
 
 
-def check_tried(study: Study, run: Run) -> None:
-    """Raise if a finished tuning run does not log the tuning metric.
-
-    Raises:
-        ConfigurationError: The run does not log it.
-    """
-    metric = validation_metric(study)
-    if metric not in run.record.metrics:
-        known = ", ".join(filter(is_of_validation, run.record.metrics))
-        raise ConfigurationError(f"tuning.metric: {run.title} logs no '{metric}'; there is: {known}.")
-
-
 def _score(states: Iterable[State], metric: str) -> float:
     """Return the mean over the seeds of the last evaluated value; NaN if a run failed."""
     values = []

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -38,7 +39,7 @@ from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, note_stop
-from fedbc_lightning.studies.tuning import check_tried, tune
+from fedbc_lightning.studies.tuning import tune, validation_metric
 
 if TYPE_CHECKING:  # an extra
     import submitit
@@ -81,8 +82,6 @@ class StudyRuns:
         self.states: list[State] = []
         self.trials: list[State] = []
         self._since = since
-        # Variant and algorithm whose trials have been looked at; None stands for the reported runs.
-        self._looked_at = set[tuple[str, str] | None]()
 
     def do(self, advance: Advance) -> None:
         """Do all runs that are not finished, and wait for those that other processes do.
@@ -117,39 +116,38 @@ class StudyRuns:
     def _do(self, title: str, runs: Sequence[Run], advance: Advance) -> list[State]:
         """Do runs under a progress bar, and return what has become of each."""
         states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
-        with StudyProgress(title, self.console) as progress:
-            progress.show(states)
-            while left := [state for state in states if state.is_open]:
+        with StudyProgress(title, self.console, states) as progress:
+            while True:
+                progress.show()
+                self._check_metrics(states)
+                left = [state for state in states if state.is_open]
+                if not left:
+                    return states
                 reason = advance(left)
                 for state in left:
                     state.look(self._since)
                     if reason is not None and state.is_open:
                         state.look(0.0)  # it may have failed in a job that was submitted before this command began
                         state.status, state.error = "failed", state.error or reason
-                progress.show(states)
-                self._look_at_metrics(states)
                 if any(state.is_open for state in left):
                     time.sleep(SECONDS_BETWEEN_LOOKS)
-        return states
 
-    def _look_at_metrics(self, states: Sequence[State]) -> None:
+    def _check_metrics(self, states: Sequence[State]) -> None:
         """Check on the first finished runs that they log the study's metrics, before all others have been run.
 
-        The tuning metric is checked on the first finished trial of each algorithm in each variant, the reported metrics
-        as soon as one run of every algorithm has finished.
+        Every trial logs the metric that ranks it; a reported metric may be one that only some algorithms log.
 
         Raises:
             ConfigurationError: A metric is not logged.
         """
         done = finished(states)
-        for run in done:
-            if run.tried and (run.variant, run.method) not in self._looked_at:
-                self._looked_at.add((run.variant, run.method))
-                check_tried(self.study, run)
-        first = {run.method: run for run in reversed(done) if not run.tried}
-        if None not in self._looked_at and len(first) == len(self.study.methods):
-            self._looked_at.add(None)
-            check_metrics(self.study, first.values())
+        if states[0].run.tried:
+            for run in done:
+                check_metrics([run], [validation_metric(self.study)])
+        elif not any(state.is_open for state in states) or {run.method for run in done} == {
+            state.run.method for state in states
+        }:
+            check_metrics(done, self.study.metrics)
 
 
 class Workers:
@@ -199,21 +197,10 @@ class Workers:
         device = place % num_gpus if num_gpus else None
         context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
         process = context.Process(target=work, args=(self._study, self._since, device), daemon=True)
-        with _environment(OMP_NUM_THREADS=str(self._study.threads)):  # read when torch is imported
+        # Read when torch is imported, before the function is called.
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS=str(self._study.threads)):
             process.start()
         return process
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started inside the context."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def work(study: Study, since: float, device: int | None) -> None:
@@ -312,16 +299,11 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
         except (KeyboardInterrupt, StoppedError):
             return STOPPED
         except SystemExit as error:  # raised by the parser, which has written the reason to the log
-            return None if not error.code else _last_line(log_file)
+            return f"its command line is wrong; see {log_file}" if error.code else None
         except Exception as error:
             print(report(error), end="")
             return f"{type(error).__name__}: {first_line(error)}" + "".join(f" ({note})" for note in notes_of(error))
     return None
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").strip().splitlines()
-    return lines[-1].removeprefix("fedbc-cli: error: ") if lines else "no reason given"
 
 
 @dataclass

@@ -91,13 +91,12 @@ def test_what_is_seen_of_runs_at_work(monkeypatch, is_terminal):
     monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
     now = [0.0]
     console.get_time = lambda: now[0]
-    with StudyProgress("runs", console) as progress:
-        progress.show(states)
+    with StudyProgress("runs", console, states) as progress:
         for second, round in ((0.0, 3), (10.0, 4)):
             now[0] = second
             states[0].status, states[0].round = "running", round
             states[3].status = "running"
-            progress.show(states)
+            progress.show()
     said = out.getvalue()
     assert "runs: 6 runs" in said
     assert re.search(r"E=1 / FedAvg / seed 0 .*round 4/8", said)
@@ -172,7 +171,7 @@ def test_failures_are_told_and_stop_nothing(project, compare):
     tuning = {"val_fraction": 0.25, "max_rounds": 1}
     write(project, **given, tuning={**tuning, "metric": "f1/val_global"})
     said = compare("study.yaml", status=1)
-    assert "tuning.metric: all / tuned / lr=0.1 / seed 0 logs no 'f1/val_global'; there is: loss/val_" in said
+    assert "metrics: no run logs 'f1/val_global'; there is: " in said
     write(project, "bad.yaml", **given, tuning=tuning, overrides={"trainer.local_epochs": 5})
     said = compare("bad.yaml", status=1)
     error = "round 1: loss or weights of all clients became NaN"
