@@ -124,7 +124,7 @@ class LocalModels:
 
         def shared_part(client: int) -> Tensor:
             if self._keeps_last:
-                return clients.staged_vector(LOCAL_MODEL, client)
+                return clients.vector(LOCAL_MODEL, client, staged=True)
             if not algorithm.has_local_model:
                 return model
             own = algorithm.local_model(StagedClient(clients, client), model)
@@ -132,12 +132,12 @@ class LocalModels:
 
         def local_model(client: int) -> ClientModel:
             own = shared_part(client)
-            kept = clients.staged_vector(KEPT, client) if self._keeps_parameters else None
+            kept = clients.vector(KEPT, client, staged=True) if self._keeps_parameters else None
             if not self._has_local_buffers:
                 return ClientModel(own, counters, kept)
             # Under buffers: local, a client's running statistics are its own, whatever model the method gives it.
-            own = torch.cat([own[:num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
-            return ClientModel(own, clients.staged_vector(LOCAL_COUNTERS, client), kept)
+            own = torch.cat([own[:num_parameters], clients.vector(LOCAL_BUFFERS, client, staged=True)])
+            return ClientModel(own, clients.vector(LOCAL_COUNTERS, client, staged=True), kept)
 
         return local_model
 

@@ -19,6 +19,7 @@ from fedbc_lightning.report.page import Block, Page, Table, render
 from fedbc_lightning.run.folder import run_folders
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.run.run_warnings import divergence
+from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
 from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
@@ -308,7 +309,7 @@ def _run_notices(run: RunRecord) -> Iterator[str]:
             "still running."
         )
     # As written: for pandas an empty cell (not evaluated) and nan (diverged) are the same.
-    diverged = divergence(run.metrics_as_written)
+    diverged = divergence(read_rows(run.folder / "metrics.csv"))
     if diverged is not None:
         yield diverged
     yield from _missing("The run has", [run])

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.metric_names import EVEN_HELDOUT, HELDOUT, is_of_clients, measured
+from fedbc_lightning.core.metric_names import is_of_clients, measured
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import not_kept_from_evaluation_hooks
@@ -97,11 +97,6 @@ def problem_of(run: Run, monitor: str) -> str | None:
         return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
     if not run.evaluator.client_ids and is_of_clients(name):
         return "trainer.eval_clients is 0, so that no client is evaluated; set it to 1 or more, all or null"
-    if found is not None and found.place in (*HELDOUT, *EVEN_HELDOUT):
-        if not run.evaluator.heldout_ids:
-            return "no client is held out; set data.heldout_clients, e.g. 0.2"
-        if "finetuned" in found.place and not run.settings.heldout_finetune_steps:
-            return "trainer.heldout_finetune_steps is 0; set it to 1 or more"
     if split is not None and step_stage(run.user.module, split) is None:
         return "the module has neither validation_step nor test_step; add one"
     return None

@@ -28,9 +28,6 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Outcome, Request, Run
 from fedbc_lightning.run.trainer_attributes import RunView
 
-FOLDER = "folder.txt"
-"""File beside the outcome, in which an interrupted run tells its folder."""
-
 Perform = Callable[[Request, RunLock], tuple[Run, Any]]
 """Function that does in one process what is asked, and returns the run that it has set up, and the result."""
 
@@ -65,8 +62,10 @@ def run_in_processes(
             with passed_on():
                 launch(_run_in_process, trainer, request, perform, file)
         except KeyboardInterrupt:
-            if file.with_name(FOLDER).is_file():
-                trainer.progress.log_dir = file.with_name(FOLDER).read_text(encoding="utf-8")
+            # This process has only started the others, and does not know the folder to which they wrote.
+            last = last_checkpoint(trainer.settings.experiment)
+            if last is not None and request.fn == TrainerFn.FITTING:
+                trainer.progress.log_dir = str(last.parent.parent)
             raise
         except (ProcessRaisedException, ProcessExitedException) as error:
             # This process has only started the others: the folder that it knows is that of a run before, if any.
@@ -88,12 +87,7 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
         heartbeat = Heartbeat(fabric).held(lambda: _how_to_resume(trainer, request, progress.log_dir))
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
-        try:
-            run, result = perform(request, lock)
-        except KeyboardInterrupt:
-            if file is not None and fabric.is_global_zero and progress.log_dir is not None:
-                file.with_name(FOLDER).write_text(progress.log_dir, encoding="utf-8")
-            raise
+        run, result = perform(request, lock)
     if file is None:
         return result
     if fabric.is_global_zero:

@@ -28,7 +28,7 @@ from fedbc_lightning.core.metric_names import (
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.module.monitors import name_in_log
 from fedbc_lightning.run.folder import LAST, TABLES, method_of, run_folders
-from fedbc_lightning.run.tables import complete_lines, read_rows
+from fedbc_lightning.run.tables import complete_lines
 
 if TYPE_CHECKING:  # training must not wait for pandas, which takes half a second to import
     import pandas as pd
@@ -61,12 +61,6 @@ class RunRecord:
     def metrics(self) -> pd.DataFrame:
         """Table ``metrics.csv``, a row per round."""
         return self._read_table("metrics")
-
-    @property
-    def metrics_as_written(self) -> list[dict[str, str]]:
-        """Rows of ``metrics.csv`` as texts, which tell a value that is no number from one that is not there."""
-        path = self.folder / "metrics.csv"
-        return read_rows(path) if path.is_file() else []
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -151,7 +145,7 @@ class RunRecord:
         sizes = (self.partition.get("sizes") or {}).get("train")
         if sizes is not None:
             found = pd.Series(sizes).drop(self.partition.get("heldout_clients", []))
-        elif {"client", "num_samples"} <= set(self.clients):
+        elif {"client", "num_samples"} <= set(self.clients):  # partition.json lists no sizes of very many clients
             found = self.clients.groupby("client")["num_samples"].max()
         else:
             found = pd.Series(dtype=float)
@@ -365,8 +359,6 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if not path.is_file():
-        return pd.DataFrame()
     try:
         # A run that is being done may have written half of its last row.
         found = pd.read_csv(io.StringIO(complete_lines(path)))

@@ -21,10 +21,6 @@ from fedbc_lightning.run.tables import read_rows
 # A step of such a model is shorter than the hand-over of work to torch's threads, above all beside other programs.
 FEW_PARAMETERS = 10_000
 
-# A model that overfits doubles its global loss at times, but not its training loss; without a global loss only a
-# training loss that has exploded cannot be that of other clients.
-GROWN, EXPLODED = 2.0, 1000.0
-
 
 def say_what_to_expect(run: Run) -> None:
     """Print, before round 1, whether nothing will be measured, whether threads cost time, and what ε will be."""
@@ -66,7 +62,7 @@ def _say_what_is_private(run: Run) -> None:
 
 
 def say_that_it_diverged(run: Run, folder: Path) -> None:
-    """Print a line at the end of a run if its loss diverged, also in rounds before it was resumed.
+    """Print a line at the end of a run if its loss is not finite, also in rounds before it was resumed.
 
     Args:
         run: Run that has ended.
@@ -81,13 +77,12 @@ def say_that_it_diverged(run: Run, folder: Path) -> None:
 
 
 def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
-    """Return a sentence on how the loss of a run diverged, and what to try; None if that is not certain.
+    """Return a sentence that says since when a loss of a run is not finite, and what to try; None if all are.
 
     Args:
         rows: Rows of ``metrics.csv`` as texts by name; an empty text is a metric that the round does not have.
     """
-    # Clients differ, so that the training loss of other clients may be larger, and the global loss of a model that
-    # overfits grows. Only both together are certain.
+    # A loss that only grew proves nothing: other clients were sampled, or the model overfits.
     losses: dict[str, list[tuple[int, float]]] = {}
     for name in rows[0] if rows else []:
         found = measured(name)
@@ -95,16 +90,13 @@ def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
             losses[name] = [(int(row["round"]), float(row[name])) for row in rows if row[name]]
     since = {name: _not_finite_since(values) for name, values in losses.items() if values}
     lost = [round for round in since.values() if round is not None]
-    train, overall = (_growth(losses.get(name, [])) for name in (TRAIN_LOSS, "loss/global"))
-    has_grown = train > EXPLODED if not losses.get("loss/global") else train > 1 and overall >= GROWN
-    if not lost and not has_grown:
+    if not lost:
         return None
-    verdict = f"is not finite from round {min(lost)} on" if lost else "grew in training"
     shown = [name for name in since if name in (TRAIN_LOSS, "loss/global") or since[name] is not None]
     ends = [f"{name} from {losses[name][0][1]:.4g} to {losses[name][-1][1]:.4g}" for name in shown]
     return (
-        f"The loss {verdict}: {', '.join(ends)}. Try a smaller learning rate or server step, "
-        "trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
+        f"The loss is not finite from round {min(lost)} on: {', '.join(ends)}. Try a smaller learning rate or "
+        "server step, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
     )
 
 
@@ -116,7 +108,3 @@ def _not_finite_since(values: list[tuple[int, float]]) -> int | None:
             break
         since = round
     return since
-
-
-def _growth(values: list[tuple[int, float]]) -> float:
-    return values[-1][1] / values[0][1] if values and values[0][1] > 0 else 0.0

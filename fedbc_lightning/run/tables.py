@@ -53,7 +53,7 @@ class CSVFile:
         Raises:
             ConfigurationError: The file was changed; the message names the line.
         """
-        rows = read_rows(self.path) if self.path.is_file() else []
+        rows = read_rows(self.path)
         kept = [row for row in rows if int(row["round"]) <= round]
         num_different = len({(int(row["round"]), row.get("client")) for row in kept})
         if num_different < len(kept) or num_rows not in (None, len(kept)):
@@ -105,17 +105,17 @@ class CSVFile:
 
 
 def complete_lines(path: Path) -> str:
-    """Return the text of a table without a last line that is cut off, because it was or is being written.
+    """Return the text of a table without a last line that is cut off, because it is being written; ``""`` if none.
 
     Raises:
         UnicodeDecodeError: What stands before it is not text in UTF-8.
     """
-    content = path.read_bytes()
+    content = path.read_bytes() if path.is_file() else b""
     return content[: content.rfind(b"\n") + 1].decode()
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the complete rows of a table; a last row that was cut off while it was written is left out.
+    """Read the complete rows of a table, none if there is no file; a last row that was cut off is left out.
 
     Raises:
         ConfigurationError: The file was changed; the message names the line.

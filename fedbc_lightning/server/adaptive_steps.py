@@ -72,7 +72,7 @@ class LargestClientStep(ServerOptimizer):
         """Compute η_s, and return η_s times the direction."""
         # Clients at an optimum have tried no step, and their η = 1 would be the largest.
         searched = [record["client"] for record in server.valid_records if record.get("has_searched")]
-        lr = clients.staged_scalar("last_step")[searched].max().item() if searched else 1.0
+        lr = clients.scalar("last_step", staged=True)[searched].max().item() if searched else 1.0
         server.log("server/lr", lr)
         return lr * direction
 

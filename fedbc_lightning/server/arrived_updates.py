@@ -85,9 +85,9 @@ class ArrivedUpdates(ServerCallback):
         for client, version in server.arrivals:
             staleness = server.round - 1 - version
             # A client may arrive and start again in one round: its older message is then the committed one.
-            versions = clients.scalar("version") if staleness else clients.staged_scalar("version")
+            versions = clients.scalar("version", staged=staleness == 0)
             if versions[client] == version:  # else its loss or weights were not finite when it trained
-                row = clients.vector("in_flight", client) if staleness else clients.staged_vector("in_flight", client)
+                row = clients.vector("in_flight", client, staged=staleness == 0)
                 yield client, staleness, row.to(server.z.device, wide_dtype(server.z.device), copy=True)
 
     def record_weight(self, server: ServerState, client: int, weight: float) -> None:

@@ -133,13 +133,13 @@ class DualAscent(ServerCallback):
         self.coast(state, len(server.ids))
         trained = torch.tensor([record["client"] for record in server.valid_records])
         for name, values in state.items():
-            values[trained] = clients.staged_scalar(name)[trained]
+            values[trained] = clients.scalar(name, staged=True)[trained]
             clients.stage_all(name, values)
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
         """Log λ over S_t, and warn once if fewer than two clients carry the mean, by the effective number."""
         # (Σλ)² / Σλ², the effective number of clients that carry the mean: 1 if one λ dwarfs all others.
-        dual = clients.staged_scalar("dual")[[record["client"] for record in server.valid_records]]
+        dual = clients.scalar("dual", staged=True)[[record["client"] for record in server.valid_records]]
         square_sum = dual.square().sum()
         effective = (dual.sum().square() / square_sum).item() if square_sum > 0 else 0.0
         server.log("dual/min", dual.min().item())

@@ -329,13 +329,13 @@ class ClientStore:
         """Names of the declared per-client scalars."""
         return list(self._scalars.starts)
 
-    def scalar(self, name: str) -> Tensor:
-        """Return the committed scalars of all clients, (N,) float64."""
-        return self._scalars.column(name)
+    def scalar(self, name: str, *, staged: bool = False) -> Tensor:
+        """Return the scalars of all clients, (N,) float64: committed, or as the next round will see them."""
+        return self._scalars.column(name, staged=staged)
 
-    def vector(self, name: str, client: int) -> Tensor:
-        """Return a copy of the committed row of one client, (d,), or (d + b,) for a model."""
-        return self._storage[name].read(name, client)
+    def vector(self, name: str, client: int, *, staged: bool = False) -> Tensor:
+        """Return a copy of one client's row, (d,), or (d + b,) for a model: committed, or as the next round sees it."""
+        return self._storage[name].read(name, client, staged=staged)
 
     @property
     def names(self) -> list[str]:
@@ -383,17 +383,9 @@ class ClientStore:
         for storage, rows in zip(self._storages, staged, strict=True):
             storage.import_staged(rows)
 
-    def staged_vector(self, name: str, client: int) -> Tensor:
-        """Return a copy of one client's row as the next round will see it."""
-        return self._storage[name].read(name, client, staged=True)
-
     def staged_vectors(self, name: str, clients: Sequence[int] | None = None) -> Tensor:
         """Return copies of K clients' rows (K, ...) as the next round will see them, on the CPU; None: of all N."""
         return self._storage[name].gather(name, range(self.num_clients) if clients is None else clients, staged=True)
-
-    def staged_scalar(self, name: str) -> Tensor:
-        """Return the scalars that the next round will see, (N,) float64."""
-        return self._scalars.column(name, staged=True)
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
@@ -454,7 +446,7 @@ class StagedClient:
 
     def __getitem__(self, name: str) -> Any:
         """Return the row (a tensor on the CPU) or the number (a float) of this name."""
-        row = self._store.staged_vector(name, self._client)
+        row = self._store.vector(name, self._client, staged=True)
         return row if row.ndim else row.item()
 
 

@@ -178,15 +178,15 @@ class RowFile:
         try:
             magic, _, _, length = _HEADER.unpack(start)
             found = json.loads(os.pread(self._descriptor, length, _HEADER.size))
-            file_id, described, is_ours = str(found.pop("id")), _describe(found), magic == MAGIC
+            file_id, is_ours = str(found.pop("id")), magic == MAGIC
         except Exception:  # a flipped bit may give any of them
             is_ours = False
         if not is_ours:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it does not begin with a valid header.")
         if found != asdict(self.layout):
             raise ConfigurationError(
-                f"ckpt_path: '{self.path}' holds {described}, but this run has {_describe(asdict(self.layout))}. Give "
-                "the model, data, algorithm and trainer.client_dtype that the file was made with."
+                f"ckpt_path: '{self.path}' holds other rows than this run has. Give the model, data, algorithm and "
+                "trainer.client_dtype that the file was made with."
             )
         if os.fstat(self._descriptor).st_size != self._offsets["", 0]:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it was cut off, or is too long.")
@@ -232,7 +232,7 @@ class FileRows(RowStorage):
         self._checksums = {name: np.zeros(num_clients, dtype=np.uint32) for name in starts}
         self._saved = {name: slots.copy() for name, slots in self._live.items()}
         self._generation = 0
-        self._is_read_only = self._has_several_nodes = False
+        self._has_several_nodes = False
         self._lacking: str | None = None
 
     @property
@@ -260,9 +260,7 @@ class FileRows(RowStorage):
             return start.clone()
         assert self._file is not None
         row = self._file.read(name, slot, client)
-        if self._is_read_only:
-            self._check_generations("the checkpoint")  # another process may continue the run and overwrite the row
-        if checksum(row) != expected:
+        if checksum(row) != expected:  # also where another process goes on with the run and has overwritten the row
             raise ConfigurationError(
                 f"ckpt_path: the row '{name}' of client {client} in '{self._file.path}' is not the one that the "
                 f"checkpoint was written with: {NAME} is damaged, or a copy of another time; restore it and last.ckpt "
@@ -354,7 +352,7 @@ class FileRows(RowStorage):
                     f"trainer.default_root_dir: all processes share '{path}', but process {rank} does not see the "
                     f"file of process 0 ({found}); choose a folder that all nodes share."
                 )
-        self._is_read_only, self._has_several_nodes = False, getattr(fabric.strategy, "num_nodes", 1) > 1
+        self._has_several_nodes = getattr(fabric.strategy, "num_nodes", 1) > 1
         if self._file is not None:
             self._file.set_newest(self._generation)
         self.mark_saved(is_writer=fabric.is_global_zero)
@@ -416,19 +414,15 @@ class FileRows(RowStorage):
                 f"ckpt_path: the clients' rows of '{checkpoint}' lie in '{path}', which is not there; copy "
                 f"{NAME} along with last.ckpt (cp --sparse=always), or give the one in the run folder."
             )
-        self._file, self._is_read_only = RowFile(path, self._layout), True
+        self._file = RowFile(path, self._layout)
         if self._file.id != state["id"]:
             raise ConfigurationError(f"ckpt_path: '{path}' is of another run than '{checkpoint}'; keep them together.")
-        self._check_generations(f"'{checkpoint}'")
-
-    def _check_generations(self, checkpoint: str) -> None:
-        assert self._file is not None
         oldest, newest = self._file.generations
         if not oldest <= self._generation <= newest:
-            older = f"'{self._file.path}'" if newest < self._generation else checkpoint
+            older = path if newest < self._generation else checkpoint
             raise ConfigurationError(
-                f"ckpt_path: {older} is an older copy: {NAME} holds the rows of rounds {oldest} to {newest}, and "
-                f"{checkpoint} is of round {self._generation}; copy both at one time, while no run writes to them."
+                f"ckpt_path: '{older}' is an older copy: {NAME} holds the rows of rounds {oldest} to {newest}, and "
+                f"'{checkpoint}' is of round {self._generation}; copy both at one time, while no run writes to them."
             )
 
     def _free_slot(self, name: str, client: int) -> int:
@@ -452,8 +446,3 @@ def _whole_pages(size: int) -> int:
 
 def _bytes_of(row: Tensor) -> memoryview:
     return row.view(torch.uint8).numpy().data
-
-
-def _describe(layout: dict[str, Any]) -> str:
-    vectors = (f"{name} ({length:,} x {dtype})" for name, (length, dtype) in layout["vectors"].items())
-    return f"{layout['num_clients']:,} clients with {', '.join(vectors)}"

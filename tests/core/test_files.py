@@ -47,8 +47,8 @@ def test_run_folders_are_claimed_one_by_one(tmp_path):
     locks = [RunLock() for _ in range(4)]
     claimed = [run_folder.claim(tmp_path / "x", "FedBC-3", lock).name for lock in locks[:3]]
     assert claimed == ["FedBC-3", "FedBC-3-1", "FedBC-3-2"]
-    (tmp_path / "x" / "FedBC-3-10" / "by_somebody").mkdir(parents=True)
-    assert run_folder.claim(tmp_path / "x", "FedBC-3", locks[3]).name == "FedBC-3-11"
+    (tmp_path / "x" / "FedBC-3-3" / "by_somebody").mkdir(parents=True)
+    assert run_folder.claim(tmp_path / "x", "FedBC-3", locks[3]).name == "FedBC-3-4"
     for lock in locks:
         lock.__exit__()
 

@@ -86,14 +86,6 @@ def test_a_small_model_on_threads_that_nobody_chose_is_told_once(
     assert text.count("torch uses 8 threads.") == is_said
 
 
-def test_a_run_whose_loss_grew_says_so_as_its_last_line(tmp_path, caplog):
-    said(caplog, tmp_path, make_model(Unstable, lr=1.5), BoringData())
-    last = caplog.messages[-1]
-    assert last.startswith("The loss grew in training: train/loss from ")
-    assert ", loss/global from " in last
-    assert "smaller learning rate" in last
-
-
 def test_a_run_whose_loss_is_not_finite_says_since_when_also_after_a_resume(tmp_path, caplog):
     class Exploding(Unstable):
         def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -106,6 +98,7 @@ def test_a_run_whose_loss_is_not_finite_says_since_when_also_after_a_resume(tmp_
         more.fit(make_model(Exploding, lr=0.1), BoringData(), FedAvg(), ckpt_path=result.checkpoint)
     assert "The loss is not finite from round 2 on: " in caplog.messages[-1]
     assert "loss/global from 1 to inf" in caplog.messages[-1]
+    assert "smaller learning rate" in caplog.messages[-1]
 
 
 def rows(**columns: str) -> list[dict[str, str]]:
@@ -117,13 +110,8 @@ def rows(**columns: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("columns", "verdict"),
     [
-        ({"train": "-,2.3,2.4", "loss": "2.3,-,4.7"}, "grew in training: train/loss from 2.3 to 2.4, loss/global"),
-        ({"train": "-,2.3,0.1", "loss": "2.3,3.0,4.7"}, None),  # it overfits
-        ({"train": "-,2.3,3.0", "loss": "2.3,2.0,1.7"}, None),  # other clients
-        ({"train": "-,2.3,2.4", "loss": "2.3,2.3,2.4"}, None),  # not yet learned
-        ({"train": "-,2.3,5e3"}, "grew"),
+        ({"train": "-,2.3,5e3", "loss": "2.3,-,4.7"}, None),  # other clients may have been sampled
         ({"train": "-,nan,0.5", "loss": "2.3,inf,1.0"}, None),  # it has recovered
-        ({"train": "-,0,5e3"}, None),  # no factor
         ({"train": "-,2.3,nan"}, "is not finite from round 2 on"),
         ({"train": "-,2.3,1.0,1.0,1.0", "loss": "2.3,nan,1.0,inf,-"}, "is not finite from round 3 on"),
         ({"train": "-,2.3,1.0", "rmse": "2.3,inf,nan"}, "from round 1 on: train/loss from 2.3 to 1, rmse/global from"),

@@ -115,12 +115,12 @@ def test_scalars_staged_cohort_after_cohort():
     clients.stage("dual", [1, 2], torch.tensor([0.11, 0.2], dtype=torch.float64))
     expected = [1.0, 0.11, 0.2, 1.0, 0.4, 1.0]
     assert clients.scalar("dual").tolist() == [1.0] * 6
-    assert clients.staged_scalar("dual").tolist() == expected
+    assert clients.scalar("dual", staged=True).tolist() == expected
     other.import_staged(clients.export_staged())
     other.commit()
     assert other.scalar("dual").tolist() == expected
     clients.rollback()
-    assert clients.staged_scalar("dual").tolist() == [1.0] * 6
+    assert clients.scalar("dual", staged=True).tolist() == [1.0] * 6
     clients.stage("dual", [0], torch.tensor([0.0]))
     clients.stage_all("dual", torch.tensor(expected, dtype=torch.float64))
     clients.stage("dual", [5], torch.tensor([0.5]))
