@@ -72,25 +72,9 @@ class ComposedAlgorithm(FederatedAlgorithm):
             engine.check_solver(type(self.solver).__name__, self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare x_i if local training starts from it, and check that the state that the terms read is declared.
-
-        Raises:
-            ConfigurationError: A term reads a state that no part declares.
-        """
+        """Declare x_i if local training starts from it."""
         if self.init_from == "local":
             state.client_model("local_model")
-        # Terms of a config read state by name; a misspelt name would otherwise be found in the first step.
-        for term in self.terms:
-            for side, names, declared in (
-                ("client", term.client, {**state.client_scalars, **state.client_vectors}),
-                ("server", term.server, state.server_vectors),
-            ):
-                missing = next((name for name in names if name not in declared), None)
-                if missing is not None:
-                    raise ConfigurationError(
-                        f"algorithm.terms: {type(term).__name__} reads the {side} state '{missing}', which no part "
-                        f"declares; there is: {', '.join(declared) or 'none'}."
-                    )
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with the terms from z or x_i, and stage x_i if it is kept."""

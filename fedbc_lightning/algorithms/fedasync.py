@@ -73,8 +73,7 @@ class FedAsync(FederatedAlgorithm):
     ) -> None:
         check_arguments(FedAsync, locals(), "algorithm")
         self.mixing, self.rho = mixing, rho
-        self.staleness: StalenessKind = staleness
-        self.staleness_a, self.staleness_b = staleness_a, staleness_b
+        self.staleness = Staleness(staleness, staleness_a, staleness_b)
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the term ρ/2 ‖w − z‖²."""
@@ -84,4 +83,4 @@ class FedAsync(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the step towards each model that arrives."""
-        return [MixedModels(self.mixing, Staleness(self.staleness, self.staleness_a, self.staleness_b))]
+        return [MixedModels(self.mixing, self.staleness)]

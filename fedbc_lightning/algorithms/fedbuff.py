@@ -70,8 +70,8 @@ class FedBuff(FederatedAlgorithm):
     ) -> None:
         check_arguments(FedBuff, locals(), "algorithm")
         self.buffer_size, self.server_lr = buffer_size, server_lr
-        self.staleness: StalenessKind = staleness
-        self.staleness_a, self.staleness_b = staleness_a, staleness_b
+        # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.
+        self.staleness = Staleness(staleness, staleness_a, staleness_b)
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z by default local training."""
@@ -79,6 +79,4 @@ class FedBuff(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of the updates that arrive."""
-        # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.
-        staleness = Staleness(self.staleness, self.staleness_a, self.staleness_b)
-        return [BufferedUpdates(self.server_lr, staleness)]
+        return [BufferedUpdates(self.server_lr, self.staleness)]

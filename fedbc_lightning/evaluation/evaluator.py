@@ -43,6 +43,7 @@ class Evaluator(SingleModels):
     Attributes:
         client_ids: The clients to evaluate, of those that train.
         heldout_ids: The clients to evaluate, of those that are held out.
+        finetune_steps: The argument of this name.
         has_told_writes: Whether the user was told that values written by hooks around an evaluation are not kept.
 
     Raises:
@@ -68,7 +69,7 @@ class Evaluator(SingleModels):
                 f"trainer.heldout_finetune_steps: got {finetune_steps}, but no client is held out; set "
                 "data.heldout_clients, e.g. 0.2, or leave the steps out."
             )
-        self.fine_tuned = FineTunedClients(self, self.heldout_ids, finetune_steps)
+        self.finetune_steps = finetune_steps
         self.has_told_writes = False
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
@@ -82,8 +83,9 @@ class Evaluator(SingleModels):
         evaluation = Evaluation()
         wanted = self.measurements(splits, models, round)
         found = {what.split: self._measure(what) for what in wanted}
-        for split, values in self.fine_tuned.evaluate(wanted).items():
-            found[split] |= values
+        if self.finetune_steps and wanted:
+            for split, values in self._measure_fine_tuned(wanted).items():
+                found[split] |= values
         for split, results in found.items():
             summarise(evaluation, split, results, self.datamodule)
         return evaluation
@@ -117,60 +119,35 @@ class Evaluator(SingleModels):
         merged = self.merge(results)
         return {task: merged[task] for task in tasks if task in merged}
 
-
-class FineTunedClients:
-    """Trains a copy of z on each held-out client, by steps of the user's optimizer, and evaluates it on that client.
-
-    The engine trains as many clients at once as in a round.
-
-    Args:
-        evaluator: Evaluates what is in the module.
-        clients: The held-out clients to evaluate.
-        num_steps: Number of local steps; 0: nothing is done.
-
-    Attributes:
-        num_steps: The argument of this name.
-    """
-
-    def __init__(self, evaluator: SingleModels, clients: Sequence[int], num_steps: int) -> None:
-        self._evaluator, self._clients, self.num_steps = evaluator, clients, num_steps
-
-    def evaluate(self, wanted: Sequence[Measurement]) -> dict[str, Results]:
-        """Evaluate the fine-tuned models on all splits, on all ranks, under the task name ``"finetuned"``.
+    def _measure_fine_tuned(self, wanted: Sequence[Measurement]) -> dict[str, Results]:
+        """Train a copy of z on each held-out client by the user's optimizer, and evaluate it there, on all ranks.
 
         Args:
-            wanted: What is measured, with equal models and rounds; it may be empty.
+            wanted: What is measured, with equal models and rounds; the task name is ``"finetuned"``.
         """
-        evaluator, found = self._evaluator, {what.split: Results() for what in wanted}
-        if not self.num_steps or not wanted:
-            return found
-        shared = evaluator.share(self.cohorts())
-        evaluator.engine.bench.work.start_round(sum(map(len, shared)))
-        for cohort in shared:
-            for split, values in self.evaluate_cohort(cohort, wanted).items():
-                found[split] |= values
-        evaluator.engine.bench.user.best_metrics.join(evaluator.fabric)
-        return {split: evaluator.merge(values) for split, values in found.items()}
+        # The engine trains as many clients at once as in a round; which ones does not depend on the number of ranks.
+        clients, engine = self.heldout_ids, self.engine
+        positions = engine.group(range(len(clients)), [self.finetune_steps] * len(clients), ())
+        cohorts = self.share([[clients[position] for position in cohort] for cohort in positions])
+        engine.bench.work.start_round(sum(map(len, cohorts)))
+        found = {what.split: Results() for what in wanted}
+        for cohort in cohorts:
+            models = self._fine_tune(cohort, wanted[0].models)
+            tasks: list[Task] = [("finetuned", client) for client in cohort]
+            for what in wanted:
+                found[what.split] |= self.one_by_one(tasks, replace(what, models=models))
+        engine.bench.user.best_metrics.join(self.fabric)
+        return {split: self.merge(values) for split, values in found.items()}
 
-    def cohorts(self) -> list[list[int]]:
-        """Return the clients that are trained together, which do not depend on the number of ranks."""
-        clients = self._clients
-        positions = self._evaluator.engine.group(range(len(clients)), [self.num_steps] * len(clients), ())
-        return [[clients[position] for position in cohort] for cohort in positions]
-
-    def evaluate_cohort(self, clients: Sequence[int], wanted: Sequence[Measurement]) -> dict[str, Results]:
-        """Fine-tune z on some clients and evaluate the result on each of them, on this rank."""
-        evaluator, models = self._evaluator, wanted[0].models
-        engine = evaluator.engine
-        shim = engine.bench.user.shim
+    def _fine_tune(self, clients: Sequence[int], models: Models) -> Models:
+        """Return the models of some clients after a few local steps from z, as their own models."""
+        shim = self.engine.bench.user.shim
         logged = shim.callback_metrics
-        with engine.bench.layout.frozen.kept():
-            cohort = engine.fine_tune_by_steps(clients, models.z, models.counters, self.num_steps)
+        with self.engine.bench.layout.frozen.kept():
+            cohort = self.engine.fine_tune_by_steps(clients, models.z, models.counters, self.finetune_steps)
         shim.set(callback_metrics=logged)  # in training they are what the client has logged
         counters, tuned = cohort.counters, dict(zip(clients, cohort.model.clone(), strict=True))
-        own = Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
-        tasks: list[Task] = [("finetuned", client) for client in clients]
-        return {what.split: evaluator.one_by_one(tasks, replace(what, models=own)) for what in wanted}
+        return Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
 
 
 def draw_clients(

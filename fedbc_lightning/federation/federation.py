@@ -168,7 +168,6 @@ class Federation:
             "state": self.declaration.fingerprint(),
             **({"trainer.local_schedules": "continue"} if self.local.schedule_rounds is not None else {}),
             **self.channel.describe(),
-            **self.simulation.describe(),
             **({"trainer.local_parameters": ", ".join(kept)} if kept else {}),
         }
 

@@ -151,19 +151,6 @@ class Simulation:
             )
         server.stage(HASH, torch.tensor(participants.after, dtype=torch.float64))
 
-    def describe(self) -> dict[str, str]:
-        """Return what the simulated time of rounds depends on, which must stay the same in a run."""
-        if self._clock is None:
-            return {}
-        who = self.participation
-        parts = [
-            self._clock.describe(who.num_steps(who.clients.tolist())),
-            f"seed {who.seed}, {who.num_sampled} clients by {type(who.sampler).__name__}",
-            str(who.stragglers or ""),
-            f"buffer_size {self._buffer_size}" if self._buffer_size is not None else "",
-        ]
-        return {"trainer.system": ", ".join(filter(None, parts))}
-
     def _wait_for_clients(self, round: int, clock: Clock) -> Participants:
         """Return who takes part in the round after the latest one, and move the time to its end."""
         participation, deadline = self.participation, clock.system.deadline

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
 from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments, within
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 
@@ -181,13 +180,6 @@ class Clock:
         """Return when the first of the clients comes after a time; infinity if none ever does."""
         return np.inf if self._availability is None else self._availability.next_start(time, clients)
 
-    def describe(self, steps: list[int]) -> str:
-        """Return the settings with a hash of all numbers, also of the clients' local steps."""
-        numbers = [self.step, self.up, self.down, *(vars(self._availability).values() if self._availability else ())]
-        numbers.append(np.array(steps))
-        hashed = sha256(b"".join(np.asarray(some).tobytes() for some in numbers)).hexdigest()[:8]
-        return f"{self.system}, numbers {hashed}"
-
 
 class Availability:
     """Tells who is there at a time, and when somebody comes next.
@@ -240,7 +232,7 @@ class DeviceFile:
     """The rows of a CSV file about clients, or about devices that clients may have.
 
     A column that nobody reads is refused, since a misspelt ``client`` would otherwise deal the rows to any client.
-    Files in FedScale's form may have others, but none that is spelt almost like ``client``.
+    Files in FedScale's form may have others.
 
     Args:
         where: Setting that names the file, for messages.
@@ -289,12 +281,11 @@ class DeviceFile:
             # A seed of its own: equal files of speeds and bandwidths describe the same device for a client.
             return values[numpy_generator(seed, "devices").integers(len(values), size=self._num_clients)]
         clients = self._clients()
-        again = np.setdiff1d(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
-        if again.size:
-            row = int(again[0])
-            raise self._wrong(row, f"client {self._rows['client'][row]} is there twice")
         found = np.full(self._num_clients, np.nan)
-        found[clients] = values
+        for row, client in enumerate(clients):
+            if not np.isnan(found[client]):
+                raise self._wrong(row, f"client {self._rows['client'][row]} is there twice")
+            found[client] = values[row]
         return found
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -314,12 +305,10 @@ class DeviceFile:
         if needed not in self._rows:
             there = ", ".join(self._rows)
             raise ConfigurationError(f"{self._where}: '{self._path}' has no column {needed}, but {there}.")
-        may_have_others = any(name in FEDSCALE for name in self._rows)
-        for name in self._rows:
-            if name in known or (may_have_others and nearest(name.strip(), ["client"]) is None):
-                continue
-            meant = did_you_mean(name.strip(), known, f"there may be {', '.join(known)}")
-            raise ConfigurationError(f"{self._where}: '{self._path}' has an unknown column '{name}'; {meant}")
+        unknown = [name for name in self._rows if name not in known]
+        if unknown and not any(name in FEDSCALE for name in self._rows):
+            meant = did_you_mean(unknown[0].strip(), known, f"there may be {', '.join(known)}")
+            raise ConfigurationError(f"{self._where}: '{self._path}' has an unknown column '{unknown[0]}'; {meant}")
 
     def _numbers(self, name: str, *, is_speed: bool = False) -> np.ndarray:
         numbers = np.array([_number(text) for text in self._rows[name]])
@@ -335,11 +324,9 @@ class DeviceFile:
         places |= {name: client for client, name in enumerate(self._names)}
         clients = [places.get(str(said).strip(), -1) for said in self._rows["client"]]
         if -1 in clients:
-            row = clients.index(-1)
-            hint = did_you_mean(
-                self._rows["client"][row], self._names, f"the data has clients 0 to {self._num_clients - 1}"
-            )
-            raise self._wrong(row, f"there is no client {self._rows['client'][row]!r}; {hint}")
+            row, last = clients.index(-1), self._num_clients - 1
+            said = self._rows["client"][row]
+            raise self._wrong(row, f"there is no client {said!r}; the data has clients 0 to {last}")
         return np.array(clients)
 
     def _wrong(self, row: int, problem: str) -> ConfigurationError:

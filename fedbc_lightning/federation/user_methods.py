@@ -92,7 +92,6 @@ def declare_state(
     for part in parts:
         part.declare_state(declaration)
         part.check(engine, num_sampled)
-    # After the parts: a composed method checks that its terms find what the parts declare.
     algorithm.declare_state(declaration)
     if not any(part.forms_z for part in parts):
         raise ConfigurationError(

@@ -6,7 +6,7 @@ clipping, for the trainable parameters only. Therefore a term works with any opt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -236,15 +236,7 @@ class RowOf:
 
 
 class TermFactory:
-    """Makes the term of one cohort in one round.
-
-    Attributes:
-        client: Names of the client state that the factory reads.
-        server: Names of the server vectors that the factory reads.
-    """
-
-    client: Collection[str] = ()
-    server: Collection[str] = ()
+    """Makes the term of one cohort in one round."""
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
         """Return the term for the clients of this cohort in this round."""
@@ -262,7 +254,6 @@ class ProximalTerm(TermFactory):
 
     def __init__(self, coefficient: float | str, factor: float = 1.0, center: str = "z") -> None:
         self.coefficient, self.factor, self.center = coefficient, factor, center
-        self.client = [name for name in (coefficient, center) if isinstance(name, str) and name != "z"]
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
         """Return a :class:`~fedbc_lightning.local.Proximal` term for this cohort."""
@@ -282,8 +273,7 @@ class LinearTerm(TermFactory):
     """
 
     def __init__(self, client: dict[str, float] | None = None, server: dict[str, float] | None = None) -> None:
-        self.client: dict[str, float] = client or {}
-        self.server: dict[str, float] = server or {}
+        self.client, self.server = client or {}, server or {}
         if not self.client and not self.server:
             raise ConfigurationError("algorithm.terms: LinearTerm without a vector; name one under client or server.")
 

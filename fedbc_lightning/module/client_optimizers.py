@@ -6,7 +6,6 @@ that treat every element alike work on flat slices of the parameter row.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, configure, needs_closure
+from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure, needs_closure
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster
@@ -128,11 +127,8 @@ class LocalOptimizer:
             self._take(configure(self._user))
         else:
             self.optimizer.state.clear()
-            for group, fresh in zip(self.optimizer.param_groups, self._fresh_groups, strict=True):
-                group.update(copy.deepcopy(fresh) if self._has_tensors else fresh)
+            self._fresh.load(self.optimizer, self.schedulers)
             self.optimizer.state.update(initial_state(self.optimizer))
-            for config, state in zip(self.schedulers, self._fresh_schedulers, strict=True):
-                config.scheduler.load_state_dict(copy.deepcopy(state))
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
             self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
@@ -175,11 +171,7 @@ class LocalOptimizer:
             self.optimizer.state.update(initial_state(self.optimizer))
             if type(self.optimizer) is SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
-        self._fresh_groups = [
-            copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
-        ]
-        self._has_tensors = any(isinstance(v, Tensor) for group in self._fresh_groups for v in group.values())
-        self._fresh_schedulers = [copy.deepcopy(c.scheduler.state_dict()) for c in self.schedulers]
+        self._fresh = ScheduleState.read(self.optimizer, self.schedulers)
         self._user.shim.set_optimizer(self.optimizer, self.schedulers)
 
     # schedulers

@@ -23,16 +23,12 @@ def refuse_loss(loss: Tensor, module: Module) -> None:
     Raises:
         ConfigurationError: The loss has several elements, or no gradient leads from it to the parameters.
     """
-    place = f"model: {place_of(module, 'training_step')} returned"
+    if loss.numel() == 1 and loss.requires_grad:
+        return
+    problem = "without a gradient; compute it from the outputs of the model's own layers, without .detach() or no_grad"
     if loss.numel() != 1:
-        raise ConfigurationError(
-            f"{place} a loss of shape {tuple(loss.shape)}; return one number, such as loss.mean()."
-        )
-    if not loss.requires_grad:
-        raise ConfigurationError(
-            f"{place} a loss without a gradient; compute it from the outputs of the model's own layers, without "
-            ".detach(), .item(), argmax or torch.no_grad()."
-        )
+        problem = f"of shape {tuple(loss.shape)}; return one number, such as loss.mean()"
+    raise ConfigurationError(f"model: {place_of(module, 'training_step')} returned a loss {problem}.")
 
 
 def locate_step(error: Exception, place: str, batch: Any = None) -> None:

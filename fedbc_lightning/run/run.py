@@ -79,7 +79,7 @@ class Run:
 
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
         """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
-        if self.evaluator.fine_tuned.num_steps:
+        if self.evaluator.finetune_steps:
             self.federation.start_local_steps(round)
         evaluation = self.evaluator.run(splits, self.federation.models(), round)
         self.federation.load_global()

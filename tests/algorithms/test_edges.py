@@ -256,7 +256,6 @@ MEAN = WeightedAverage
         pytest.param(
             composed(MEAN(), solver=Armijo(), terms=[ProximalTerm(0.1)]), "Armijo.*terms", id="Armijo with terms"
         ),
-        pytest.param(composed(MEAN(), terms=[ProximalTerm("dual")]), "ProximalTerm.*'dual'", id="no dual"),
         pytest.param(composed(SmoothedAverage(Norm(1.0), "all")), "SmoothedAverage.*'local_model'", id="no x_i"),
         pytest.param(composed(MEAN(rule=Krum(1))), "Krum needs .* 5 clients", id="too few for Krum"),
     ],
