@@ -329,16 +329,10 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the images, uint8 ``(1797, 64)``, and their digits, int64 ``(1797,)``.
 
     They are read from scikit-learn's file directly, because importing scikit-learn, which imports pandas, takes 0.6 s.
-    If the file is not in its place, scikit-learn loads them.
     """
-    path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
-    if path.is_file():
-        table = np.loadtxt(path, delimiter=",", dtype=np.int64)
-        return table[:, :-1].astype(np.uint8), table[:, -1].copy()  # a view would keep the whole table
-    from sklearn.datasets import load_digits
-
-    images, digits = load_digits(return_X_y=True)
-    return images.astype(np.uint8), digits
+    path = str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz"))
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    return table[:, :-1].astype(np.uint8), table[:, -1].copy()  # a view would keep the whole table
 
 
 NUM_DIGITS = 10

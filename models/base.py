@@ -56,17 +56,11 @@ class SupervisedModel(LightningModule):
         return self.network(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Check dtype and shape of the inputs; values are not read, as that would wait for the device.
+        """Check the shape of the inputs; values are not read, as that would wait for the device.
 
         Raises:
-            ConfigurationError: The inputs do not have the weights' dtype, or not ``num_features`` features.
+            ConfigurationError: The inputs do not have ``num_features`` features.
         """
-        dtype = next(self.parameters()).dtype
-        if inputs.dtype != dtype and not _is_cast(inputs, dtype):
-            raise ConfigurationError(
-                f"model: {type(self).__name__} has weights of {_short(dtype)}, but the inputs are "
-                f"{_short(inputs.dtype)}; convert them in the data, e.g. inputs.to({dtype})."
-            )
         expected, found = self.hparams.get("num_features"), inputs.shape[1:].numel()
         if expected is not None and found != expected:
             raise ConfigurationError(f"model.num_features: got {expected}, but an input has {found}.")
@@ -163,12 +157,8 @@ class Classifier(SupervisedModel):
             raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``.
-
-        Raises:
-            ConfigurationError: The targets are not one class of this model per sample.
-        """
-        return self._cross_entropy(outputs, targets, "mean")
+        """Return the mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``."""
+        return F.cross_entropy(outputs, targets)
 
     def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
         """Log ``val_accuracy`` or ``test_accuracy``."""
@@ -177,23 +167,6 @@ class Classifier(SupervisedModel):
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of targets whose logit is the largest, in [0, 1]."""
         return (outputs.argmax(dim=1) == targets).float().mean()
-
-    def _cross_entropy(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        try:
-            return F.cross_entropy(logits, targets, reduction=reduction)
-        except IndexError as error:  # raised on the CPU only; a GPU stops with an assertion of its own
-            # -100 is the ignore_index of torch's cross-entropy, and no class.
-            known = targets[targets != -100]
-            worst = int(known.max()) if int(known.min()) >= 0 else int(known.min())
-            raise self._too_few_classes(f"a target is {worst}; classes are 0..{self.num_classes - 1}") from error
-        except (RuntimeError, ValueError) as error:
-            if targets.shape == logits.shape[:1] and targets.dtype in (torch.int64, torch.uint8):
-                raise
-            raise ConfigurationError(
-                f"model: {type(self).__name__} takes one class per sample as target, int64 of shape "
-                f"({len(logits)},); the batch has {str(targets.dtype).removeprefix('torch.')} of shape "
-                f"{tuple(targets.shape)}."
-            ) from error
 
     def _too_few_classes(self, found: str) -> ConfigurationError:
         return ConfigurationError(f"model.{self.classes_argument}: got {self.num_classes}, but {found}.")
@@ -221,7 +194,7 @@ class NextToken(Classifier):
             targets: Tokens ``(n,)``, or -100 at positions that are not predicted.
         """
         # A batch of padding alone has a loss of 0, instead of 0 / 0.
-        return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
+        return F.cross_entropy(outputs, targets, reduction="sum") / self._weight(targets).clamp(min=1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of predicted tokens whose logit is the largest, in [0, 1]."""
@@ -287,16 +260,3 @@ class Regressor(SupervisedModel):
             )
         dtype = torch.promote_types(outputs.dtype, torch.float32)
         return outputs.to(dtype), targets.reshape(-1).to(dtype)
-
-
-def _is_cast(inputs: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether autocast gives inputs and weights the same dtype, as it does for all floats except float64."""
-    return (
-        torch.is_autocast_enabled(inputs.device.type)
-        and inputs.is_floating_point()
-        and torch.float64 not in (inputs.dtype, dtype)
-    )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

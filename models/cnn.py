@@ -53,10 +53,10 @@ class CIFARCNN(Classifier):
         )
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Check dtype and shape of the inputs.
+        """Check the shape of the inputs.
 
         Raises:
-            ConfigurationError: The inputs are not float images ``(B, in_channels, image_size, image_size)``.
+            ConfigurationError: The inputs are not images ``(B, in_channels, image_size, image_size)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, self.hparams["in_channels"], self.hparams["image_size"])
@@ -96,10 +96,10 @@ class FEMNISTCNN(Classifier):
         )
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Check dtype and shape of the inputs.
+        """Check the shape of the inputs.
 
         Raises:
-            ConfigurationError: The inputs are not float images ``(B, 1, 28, 28)``.
+            ConfigurationError: The inputs are not images ``(B, 1, 28, 28)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, channels=1, size=28)
@@ -144,10 +144,10 @@ class ResNet18GroupNorm(Classifier):
         self.network.maxpool = nn.Identity()
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Check dtype and shape of the inputs.
+        """Check the shape of the inputs.
 
         Raises:
-            ConfigurationError: The inputs are not float images ``(B, in_channels, H, W)``.
+            ConfigurationError: The inputs are not images ``(B, in_channels, H, W)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, self.hparams["in_channels"])

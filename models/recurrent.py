@@ -33,15 +33,9 @@ class TokenLSTM(nn.Module):
         """Return the states ``(B, L, hidden)`` of the second layer after each of the tokens ``(B, L)``.
 
         Raises:
-            ConfigurationError: The tokens are not integers ``(B, L)``, or are outside the vocabulary. The vocabulary is
-                checked in every batch on the CPU, but only in the first one on other devices, because the check waits
-                for the device.
+            ConfigurationError: Tokens are outside the vocabulary. It is checked in every batch on the CPU, but only in
+                the first one on other devices, because the check waits for the device.
         """
-        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32) or not tokens.shape[1]:
-            raise ConfigurationError(
-                f"model: expects tokens (B, L) of int64, L at least 1, but the batch has "
-                f"{str(tokens.dtype).removeprefix('torch.')} of shape {tuple(tokens.shape)}."
-            )
         # A token outside the vocabulary trips an assertion inside CUDA, after which the process cannot use the device.
         if not self._has_seen_tokens and tokens.device.type != "cpu":
             self._check_range(tokens)
@@ -108,11 +102,6 @@ class CharLSTM(NextToken):
     def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return logits ``(n, vocabulary_size)`` and targets ``(n,)``, where n is B or B L."""
         inputs, targets = batch
-        if targets.shape not in (inputs.shape[:1], inputs.shape):
-            raise ConfigurationError(
-                f"model: CharLSTM takes targets of the shape of its inputs {tuple(inputs.shape)}, or one per sequence; "
-                f"the batch has {tuple(targets.shape)}."
-            )
         states = self.recurrent(inputs)
         # LEAF predicts the character after the 80 alone, so the head is spared the other 79 states.
         if targets.ndim == 1:

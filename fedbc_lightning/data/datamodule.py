@@ -18,7 +18,7 @@ from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join, labels_of, num_bytes, num_items, take
-from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, LoadersOnDemand, num_batches
+from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches
 from fedbc_lightning.data.splits import find_heldout, train_test_split
 from fedbc_lightning.partition.dealing import count_labels
 
@@ -275,7 +275,7 @@ class FederatedDataModule(LightningDataModule):
             own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
         if is_own:
             made = [loader for loader in map(own, clients) if loader is not None]
-            return ClientLoaders(made) if len(made) == len(clients) else None
+            return OwnLoaders(made) if len(made) == len(clients) else None
 
         def make(dataset: Dataset, client: int) -> Any:
             if round is None:
@@ -284,7 +284,7 @@ class FederatedDataModule(LightningDataModule):
 
         found = [self.client_dataset(client, split) for client in clients]
         datasets = [dataset for dataset in found if dataset is not None and num_items(dataset)]
-        return LoadersOnDemand(datasets, clients, make) if len(datasets) == len(found) else None
+        return ClientLoaders(datasets, clients, make) if len(datasets) == len(found) else None
 
     def _has_own(self, *names: str) -> bool:
         """Return whether one of these methods is not that of this class."""

@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 MAX_ANNOTATED_CELLS = 400
 MAX_NAMED_CLIENTS = 40
-# Largest number of clients of which each is drawn; of more clients this many are drawn, and sizes become a curve
+# Of more clients than these, so many are drawn: averages over bins of clients would look alike if each has one class.
 MAX_ROWS = 150
 
-MAX_POINTS = 2000
 SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
 
 
@@ -26,8 +25,7 @@ def draw(
 ) -> Figure:
     """Draw the classes of each client on the left and its number of samples on the right; a row is a client.
 
-    If there are more than 150 clients, the rows are sorted by size, and the left shows 150 of them at equal distances.
-    (Averages over bins of clients would look alike if each client has one class.)
+    Of more than 150 clients, 150 are drawn: those at equal distances in the order of their sizes.
 
     Args:
         title: Text above the picture.
@@ -37,8 +35,14 @@ def draw(
         names: Names of the clients; None shows their numbers.
     """
     totals = sum(sizes.values(), np.zeros(1, dtype=np.int64))
-    num_clients, many = len(totals), len(totals) > MAX_ROWS
-    height = float(np.clip(1.7 + 0.22 * num_clients, 3.0, 7.0 if many else 9.5))
+    label = "client"
+    if len(totals) > MAX_ROWS:
+        chosen = np.argsort(totals, kind="stable")[(2 * np.arange(MAX_ROWS) + 1) * len(totals) // (2 * MAX_ROWS)]
+        label = f"{MAX_ROWS} of the clients, sorted by size"
+        totals, sizes = totals[chosen], {split: amounts[chosen] for split, amounts in sizes.items()}
+        histogram = None if histogram is None else histogram[chosen]
+    num_clients = len(totals)
+    height = float(np.clip(1.7 + 0.22 * num_clients, 3.0, 9.5))
     if histogram is None:
         figure = Figure(figsize=(6.4, height), layout="constrained")
         right = figure.add_subplot()
@@ -46,20 +50,17 @@ def draw(
         width = float(np.clip(2.2 + 0.42 * histogram.shape[1], 4.2, 9.0))
         figure = Figure(figsize=(width + 4.0, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.0])
-        _draw_classes(figure, left, histogram, totals)
-    if many:
-        _draw_curve(right, totals)
-    else:
-        _draw_bars(right, sizes, totals)
+        _draw_classes(figure, left, histogram)
+    _draw_bars(right, sizes, totals)
     first = figure.axes[0]
-    first.set_ylabel("clients, sorted by size" if many else "client", fontsize=9)
+    first.set_ylabel(label, fontsize=9)
     first.set_ylim(num_clients - 0.5, -0.5)
     if num_clients <= MAX_NAMED_CLIENTS:
         labels = range(num_clients) if names is None else [name[:24] for name in names]
         # matplotlib would read a formula between two $ of a name.
         first.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8, parse_math=False)
-    elif many:
-        first.yaxis.set_major_formatter("{x:,.0f}")
+    elif num_clients == MAX_ROWS:
+        first.set_yticks([])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
@@ -76,41 +77,33 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, totals: np.ndarray) -> None:
-    """Draw the samples of each class at each client; if there are many clients, the shares of the classes at some."""
-    (num_clients, num_classes), many = histogram.shape, len(totals) > MAX_ROWS
-    shown, axes_title = histogram, "samples of each class"
-    if many:
-        by_size = np.argsort(totals, kind="stable")
-        shown = histogram[by_size[(np.arange(MAX_ROWS) + 0.5).astype(np.int64) * num_clients // MAX_ROWS]]
-        shown = shown / np.maximum(shown.sum(axis=1, keepdims=True), 1)
-        axes_title = f"share of each class at {MAX_ROWS} of the clients"
-    top = 1.0 if many else histogram.max()
+def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
+    """Draw the samples of each class at each client."""
+    (num_clients, num_classes), top = histogram.shape, histogram.max()
     image = axes.imshow(
-        np.ma.masked_equal(shown, 0),
+        np.ma.masked_equal(histogram, 0),
         aspect="auto",
         cmap="GnBu",
-        norm=PowerNorm(0.5, -0.15 * top, 1.1 * top),  # one sample, or a small share, can be told from none
+        norm=PowerNorm(0.5, -0.15 * top, 1.1 * top),  # one sample can be told from none
         interpolation="nearest",
         extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
     )
-    _style(axes, axes_title, "class")
+    _style(axes, "samples of each class", "class")
     axes.set_facecolor("#f5f5f5")
     if num_classes <= 20:
         axes.set_xticks(range(num_classes))
     axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
     if num_clients <= 2 * MAX_NAMED_CLIENTS:
         axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
-    if shown.size <= MAX_ANNOTATED_CELLS and not many:
+    if histogram.size <= MAX_ANNOTATED_CELLS:
         for client, label in np.argwhere(histogram):
             count = int(histogram[client, label])
             color = "white" if count > 0.45 * top else "#222222"
             axes.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
         return
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40)
-    bar.locator = bar.locator if many else MaxNLocator(6, integer=True)
-    bar.formatter = PercentFormatter(1.0, 0) if many else bar.formatter
-    bar.ax.set_ylim(0 if many else 1, top)
+    bar.locator = MaxNLocator(6, integer=True)
+    bar.ax.set_ylim(0, top)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.outline.set_visible(False)
 
@@ -130,23 +123,6 @@ def _draw_bars(axes: Axes, sizes: Mapping[str, np.ndarray], totals: np.ndarray) 
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
                 handlelength=1.0, columnspacing=1.0)  # fmt: skip
     _style(axes, "samples of each client", "samples")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
-    in_order = np.sort(totals)
-    points = np.unique(np.linspace(0, len(totals) - 1, MAX_POINTS).astype(np.int64))
-    axes.fill_betweenx(points, np.maximum(in_order[points], 0.5), 0.5, color=SPLIT_COLORS["test"], linewidth=0)
-    axes.plot(np.maximum(in_order[points], 0.5), points, color=SPLIT_COLORS["train"], linewidth=1.6)
-    axes.set_xscale("log")
-    smallest, largest = max(in_order[0], 0.5), max(in_order[-1], 1)
-    axes.set_xlim(smallest / 2, largest * 1.5)
-    if largest < 20 * smallest:  # over a wider range, the default ticks at powers of ten suffice
-        axes.set_xticks(np.unique([max(in_order[0], 1), int(np.median(totals)), largest]))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    _style(axes, "samples of each client", "samples (log scale)")
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 

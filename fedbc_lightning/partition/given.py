@@ -6,7 +6,7 @@ import copy
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
@@ -135,25 +135,14 @@ class Explicit(Partitioner):
 
     def _read_lists(self) -> SavedPartition:
         try:
-            content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=_by_name)
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._refuse(f"cannot be read ({error}); give a JSON file of lists, or a partition.npz") from None
-        if isinstance(content, dict):
-            self.client_names = list(content)
-            content = list(content.values())
-        # type(index) is int, because true is an int for isinstance
-        is_lists = isinstance(content, list) and all(isinstance(part, list) and part for part in content)
-        if not content or not is_lists or not all(type(index) is int for part in content for index in part):
-            raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")
-        return SavedPartition(Partition.from_parts([np.array(part) for part in content]))
-
-
-def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Of a name that stands twice, json keeps the last value without a word: the first client's samples would be lost.
-    parts = dict(pairs)
-    if len(parts) < len(pairs):
-        raise ValueError("a client stands in it twice")
-    return parts
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                self.client_names = list(content)
+                content = content.values()
+            return SavedPartition(Partition.from_parts([np.array(part) for part in content]))
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            what = "give a JSON file with a list of sample indices for each client, e.g. [[0, 5], [2]]"
+            raise self._refuse(f"cannot be read ({error}); {what}") from None
 
 
 SAMPLE_COLUMN = "sample number"

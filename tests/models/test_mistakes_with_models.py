@@ -8,7 +8,6 @@ from fedbc_lightning.models import (
     CIFARCNN,
     FEMNISTCNN,
     MLP,
-    BinaryLogisticRegression,
     CharLSTM,
     LinearRegression,
     LogisticRegression,
@@ -45,15 +44,10 @@ TOKENS = torch.zeros(2, 5, dtype=torch.int64)
     ("model", "inputs", "message"),
     [
         (MLP(), torch.zeros(2, 1, 8, 8), "model.num_features: got 784, but an input has 64"),
-        (MLP(), torch.zeros(2, 784, dtype=torch.uint8), "weights of float32, but the inputs are uint8"),
-        (LinearRegression(5), torch.zeros(2, 5, dtype=torch.float64), r"are float64; .* inputs.to\(torch.float32\)"),
-        (LinearRegression(5).double(), torch.zeros(2, 5), "weights of float64, but the inputs are float32"),
         (CIFARCNN(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of 32 x 32 pixels, .* 1 channels, 32 x 32"),
         (CIFARCNN(), torch.zeros(3, 32, 32), r"but the batch has \(3, 32, 32\)"),
         (FEMNISTCNN(), torch.zeros(2, 28, 28), r"images .B, 1, H, W. .*, but the batch has \(2, 28, 28\)"),
         (ResNet18GroupNorm(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of any height and width"),
-        (CharLSTM(), torch.zeros(2, 5), r"tokens \(B, L\) of int64, .* but the batch has float32 of shape \(2, 5\)"),
-        (CharLSTM(), TOKENS[:, :0], r"L at least 1, .* int64 of shape \(2, 0\)"),
         (CharLSTM(), TOKENS + 80, "model.vocabulary_size: got 80, but the batch holds token 80; tokens are 0..79"),
         (Sent140LSTM(9, 4), TOKENS - 1, "model.vocabulary_size: got 9, but the batch holds token -1; tokens are 0..8"),
     ],
@@ -63,23 +57,10 @@ def test_inputs(model, inputs, message):
         model(inputs)
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "targets", "message"),
-    [
-        (LogisticRegression(5, 3), torch.zeros(2, 5), torch.tensor([0, 3]), "num_classes: got 3, but a target is 3"),
-        (LogisticRegression(5, 3), torch.zeros(2, 5), torch.tensor([-1, 1]), "num_classes: got 3, but a target is -1"),
-        (LogisticRegression(5, 3), torch.zeros(2, 5), torch.zeros(2), r"int64 of shape \(2,\); .* has float32 of"),
-        (LogisticRegression(5, 3), torch.zeros(2, 5), TOKENS[:, :1], r"the batch has int64 of shape \(2, 1\)"),
-        (BinaryLogisticRegression(5), torch.zeros(2, 5), torch.tensor([-1, 1]), "classes 0 and 1, but a target is -1"),
-        (LinearRegression(5), torch.zeros(2, 5), torch.zeros(2, 2), r"\(2,\) or \(2, 1\); the batch has \(2, 2\)"),
-        (CharLSTM(), TOKENS, torch.tensor([0, 80]), "vocabulary_size: got 80, but a target is 80; classes are 0..79"),
-        (CharLSTM(), TOKENS, TOKENS[:, :3], r"shape of its inputs \(2, 5\), or one per sequence; .* \(2, 3\)"),
-        (CharLSTM(), TOKENS, TOKENS.double(), "the batch has float64"),
-    ],
-)
-def test_targets(model, inputs, targets, message):
-    with pytest.raises(ConfigurationError, match=message):
-        model.training_step((inputs, targets), 0)
+def test_targets_of_a_regression_are_one_number_per_sample():
+    # torch would broadcast them against the predictions
+    with pytest.raises(ConfigurationError, match=r"\(2,\) or \(2, 1\); the batch has \(2, 2\)"):
+        LinearRegression(5).training_step((torch.zeros(2, 5), torch.zeros(2, 2)), 0)
 
 
 def test_integer_targets_of_a_regression_are_numbers():
@@ -87,14 +68,6 @@ def test_integer_targets_of_a_regression_are_numbers():
     model.log = lambda *args, **kwargs: None
     model._trainer = None
     model.training_step((torch.zeros(2, 5), torch.tensor([1, 3])), 0).backward()
-
-
-def test_autocast_takes_floats_of_either_width():
-    model = LinearRegression(5)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(torch.zeros(2, 5, dtype=torch.bfloat16)).dtype == torch.bfloat16
-        with pytest.raises(ConfigurationError, match="the inputs are float64"):
-            model(torch.zeros(2, 5, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
