@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -27,9 +26,7 @@ from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, State
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
+from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # Positions s in (1 − s) x_i + s z, from a client's own model to the global one, that Figure 3 evaluates.
 SHARES = np.linspace(0, 1, 21)

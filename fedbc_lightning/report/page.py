@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from fedbc_lightning.studies.numbers import Rows
-
-VERDICTS = ("holds", "fails", "open")
 
 
 @dataclass(frozen=True)
@@ -23,16 +17,13 @@ class Table:
     Attributes:
         caption: What the table shows.
         rows: A header, then the rows; a cell in ``**`` is bold.
-        is_folded: Whether the table is shown only when the reader opens it, under ``title``.
-        title: Short name of a folded table.
+        fold: Short name under which the reader opens the table; empty: it is always shown.
         is_text: Whether the cells are words, which are aligned at the left.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     rows: Rows
-    is_folded: bool = False
-    title: str = "Table"
+    fold: str = ""
     is_text: bool = False
 
 
@@ -62,38 +53,27 @@ class Gallery:
         pictures: The drawings.
         legend: Map from the name of a line to its colour, as ``#rrggbb``.
         size: ``small`` (many to a row), ``medium``, or ``large`` (one to a row).
-        is_folded: Whether the gallery is shown only when the reader opens it, under ``title``.
-        title: Short name of a folded gallery.
+        fold: Short name under which the reader opens the gallery; empty: it is always shown.
     """
 
-    kind: ClassVar[str] = "gallery"
     caption: str
     pictures: Sequence[Picture]
     legend: dict[str, str] = field(default_factory=dict)
     size: str = "medium"
-    is_folded: bool = False
-    title: str = "Figures"
-
-
-@dataclass(frozen=True)
-class Text:
-    """Paragraphs."""
-
-    kind: ClassVar[str] = "text"
-    paragraphs: Sequence[str]
+    fold: str = ""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A command or a file, under a caption; folded, it is shown only when the reader opens it."""
+    """A command or a file, under a caption or the short name ``fold`` under which the reader opens it."""
 
-    kind: ClassVar[str] = "code"
     caption: str
     code: str
-    is_folded: bool = False
+    fold: str = ""
 
 
-Block = Table | Gallery | Text | Code
+# A text is a paragraph.
+Block = Table | Gallery | Code | str
 
 
 @dataclass(frozen=True)
@@ -123,38 +103,11 @@ def render(page: Page) -> str:
     Args:
         page: What the page consists of.
     """
-    return _environment().get_template("page.html").render(page=page)
-
-
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader("fedbc_lightning.report")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("fedbc_lightning.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "said": said}
-    environment.globals["raw"] = lambda name: Markup(loader.get_source(environment, name)[0])
-    environment.globals["svg"] = Markup
-    return environment
-
-
-def cell(text: str) -> Markup:
-    """Return the HTML of a table's cell.
-
-    Example:
-        >>> print(cell("**83.1 ± 0.2**"), cell("<b>"))
-        <strong>83.1 ± 0.2</strong> &lt;b&gt;
-    """
-    bold = re.fullmatch(r"\*\*(.+)\*\*", text)
-    return Markup("<strong>{}</strong>").format(bold[1]) if bold else Markup("{}").format(text)
-
-
-def said(text: str) -> str:
-    """Return the verdict that a cell begins with, or nothing.
-
-    Example:
-        >>> said("holds: +2.20"), said("holdsworth")
-        ('holds', '')
-    """
-    first = text.partition(":")[0]
-    return first if first in VERDICTS else ""
+    return environment.get_template("page.html").render(page=page)

@@ -56,8 +56,10 @@ def thinned(rounds: Sequence[int], most: int) -> list[int]:
     return list(rounds)[::-1][::step][::-1]
 
 
-def curves(frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str]) -> list[Picture]:
-    """Draw the mean over seeds of a metric, and a band of one standard deviation, in one figure per variant.
+def curves(
+    frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str], *, is_small: bool = False
+) -> list[Picture]:
+    """Draw the mean over seeds of a metric, and a band of one standard deviation, in figures that share their limits.
 
     The vertical axis is that of the rounds after the first tenth, in which models differ little.
 
@@ -66,6 +68,7 @@ def curves(frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: M
         axis: Column of the horizontal axis, one of ``AXES``.
         metric: Column of the vertical axis.
         colors: Map from algorithm to colour.
+        is_small: Whether the figures are small, with few points and without labels of the axes.
     """
     scale = 100.0 if is_share(metric) else 1.0
     every = pd.concat(frames.values())
@@ -73,17 +76,26 @@ def curves(frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: M
     limits = _limits(every.loc[every["rounds"] > every["rounds"].max() / 10, metric] * scale)
     pictures = []
     for title, rows in frames.items():
-        kept = rows[rows["rounds"].isin(thinned(sorted(rows["rounds"].unique()), MAX_POINTS))].dropna(subset=[metric])
+        # Each figure by itself, because variants may be evaluated in different rounds.
+        shown = thinned(sorted(rows["rounds"].unique()), FEW_POINTS if is_small else MAX_POINTS)
+        kept = rows[rows["rounds"].isin(shown)].dropna(subset=[metric])
         kept = kept.assign(**{metric: kept[metric] * scale})
 
         def draw(panel: Axes, kept: pd.DataFrame = kept) -> None:
             for algorithm, color in colors.items():
                 draw_band(panel, kept[kept["algorithm"] == algorithm], axis, metric, algorithm, color)
-            label_x(panel, AXES[axis])
-            panel.set(ylabel=unit(metric), ylim=limits)
+            panel.set(ylim=limits)
+            if is_small:
+                panel.set_xlim(every["rounds"].min(), every["rounds"].max())
+                panel.tick_params(labelsize=7, length=2)
+                panel.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+                panel.yaxis.set_major_locator(MaxNLocator(3))
+            else:
+                label_x(panel, AXES[axis])
+                panel.set_ylabel(unit(metric))
 
         alt = f"Curves of {metric} against {AXES[axis]} for {', '.join(colors)}{f' in {title}' if title else ''}."
-        pictures.append(Picture(_svg(draw), title, alt))
+        pictures.append(Picture(_svg(draw, (1.9, 1.3) if is_small else (4.2, 2.9)), title, alt))
     return pictures
 
 
@@ -112,34 +124,6 @@ def client_map(title: str, values: pd.DataFrame, label: str) -> Picture:
 
     alt = f"Map of colours: {label} of {len(values)} clients over {len(values.columns)} rounds."
     return Picture(_svg(draw), title, alt, is_map=True)
-
-
-def small_multiples(frames: Mapping[str, pd.DataFrame], metric: str, colors: Mapping[str, str]) -> list[Picture]:
-    """Draw one small figure per client, with a line per column, all on the same axes.
-
-    Args:
-        frames: Table of a client, with rounds as index and a column per line, by title of the figure.
-        metric: Metric that is drawn.
-        colors: Map from column to colour.
-    """
-    scale = 100.0 if is_share(metric) else 1.0
-    every = pd.concat(frames.values()) * scale
-    limits, span = _limits(every), (float(every.index.min()), float(every.index.max()))
-    kept = thinned(sorted(every.index.unique()), FEW_POINTS)
-    pictures = []
-    for title, values in frames.items():
-
-        def draw(panel: Axes, values: pd.DataFrame = values) -> None:
-            for column in values:
-                shown = values.loc[values.index.isin(kept), column].dropna() * scale
-                panel.plot(shown.index, shown, color=colors[column], linewidth=1.0)
-            panel.set(xlim=span, ylim=limits)
-            panel.tick_params(labelsize=7, length=2)
-            panel.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-            panel.yaxis.set_major_locator(MaxNLocator(3))
-
-        pictures.append(Picture(_svg(draw, (1.9, 1.3)), title, f"{metric} by round, {title}."))
-    return pictures
 
 
 def partition(title: str, content: Mapping[str, Any]) -> Picture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,7 +13,7 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, is_of_validation, measured
 from fedbc_lightning.report import page_figures, sections
 from fedbc_lightning.report.page import Block, Page, Table, render
 from fedbc_lightning.run.folder import run_folders
@@ -25,7 +25,7 @@ from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import RECORD, StudyRecord, read_record
-from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, can_choose, criterion, evaluated, reported_rows
+from fedbc_lightning.studies.statistics import OF_PAPERS, criterion, evaluated, reported_rows
 from fedbc_lightning.studies.study_run import as_word, flat
 from fedbc_lightning.studies.tables import REPORTED, tables
 
@@ -38,9 +38,13 @@ PLACES = {
     **OF_CLIENTS,
     "heldout": "z on held-out clients",
     "heldout_finetuned": "z on held-out clients, fine-tuned",
+    "worst10": "z on the worst tenth of the clients",
+    "least_data": "z on the tenth with least data",
+    "most_data": "z on the tenth with most data",
 }
-EVEN = {"worst10": "worst tenth of the clients", "least_data": "tenth with least data",
-        "most_data": "tenth with most data"}  # fmt: skip
+SAMPLED = "sampled clients"
+# Colours of the lines of a run; a line has the same colour in every figure.
+LEGEND = dict(zip([*PLACES.values(), SAMPLED], page_figures.COLORS, strict=False))
 
 
 def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
@@ -187,8 +191,8 @@ def _study_curves(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block
                     f"A line is the mean of {metric} over the seeds against {against}{sections.BAND} The vertical axis "
                     "is that of the rounds after the first tenth."
                 )
-                title = f"{metric} against {against}"
-                yield from sections.lines(text, frames, axis, metric, colors, is_folded=axis == "bytes", title=title)
+                fold = f"{metric} against {against}" if axis == "bytes" else ""
+                yield from sections.lines(text, frames, axis, metric, colors, fold=fold)
 
 
 def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
@@ -202,11 +206,9 @@ def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Bloc
         is_shared = sections.share_clients(every)
         runs = runs if is_shared else {name: found[:1] for name, found in runs.items()}
         over = "the mean over the seeds, which share their clients," if is_shared else "the first seed"
-        yield from sections.client_blocks(
-            runs, dict.fromkeys(runs, metric), metric, colors, f"; a line is {over} of an algorithm",
-            sections.left_out(len(study.variants), "variants"), is_folded=place > 0,
-            title=f"{metric} by client{f', {variant}' if len(study.variants) > 1 else ''}",
-        )  # fmt: skip
+        text = f" A line is {over} of an algorithm.{sections.left_out(len(study.variants), 'variants')}"
+        fold = f"{metric} by client, {variant}" * (place > 0)
+        yield from sections.client_blocks(runs, dict.fromkeys(runs, metric), metric, colors, text, fold=fold)
 
 
 def _study_settings(record: StudyRecord) -> Iterator[Block]:
@@ -225,9 +227,8 @@ def _study_settings(record: StudyRecord) -> Iterator[Block]:
         "The table lists what the study sets. All other settings are those of the base config or defaults; the "
         "complete configs stand under “Repeat it”."
     )
-    title = "All settings that the study gives"
-    rows = [["runs", "setting", "value"], *rows]
-    yield Table(text, rows, is_folded=bool(study.origins), title=title, is_text=True)
+    fold = "All settings that the study gives" if study.origins else ""
+    yield Table(text, [["runs", "setting", "value"], *rows], fold, is_text=True)
 
 
 # a run
@@ -257,7 +258,7 @@ def run_page(folder: Path) -> Page:
             "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
             "Every client": list(_run_clients(run)),
             "Who holds which data": list(sections.partition_blocks(runs)),
-            "Settings": [Table(text, rows, is_folded=True, title="All settings", is_text=True)],
+            "Settings": [Table(text, rows, fold="All settings", is_text=True)],
             "Cost": list(sections.cost_blocks(runs)),
             "Repeat it": list(sections.repeat_blocks(runs, command, {}, folder)),
         },
@@ -272,34 +273,24 @@ def _class(run: RunRecord, part: str) -> str:
     return str(name).rpartition(".")[2]
 
 
-def _measured(run: RunRecord) -> list[str]:
-    """Return the metrics of test and validation data, accuracies first."""
-    found = [name for name in run.metrics if (what := measured(name)) and what.place in PLACES]
-    return sorted(found, key=lambda name: (not is_share(name), is_of_validation(name)))
-
-
-def _kinds(run: RunRecord) -> list[Measured]:
-    """Return the metrics that were evaluated, each with its split, as metrics of z."""
-    return list(dict.fromkeys(what._replace(place="global") for what in map(measured, _measured(run)) if what))
-
-
-def _columns(kind: Measured, table: pd.DataFrame, places: dict[str, str] = PLACES) -> dict[str, str]:
-    """Map the models of which a table has a metric to its columns."""
-    columns = {text: kind._replace(place=place).name for place, text in places.items()}
-    return {text: name for text, name in columns.items() if name in table and table[name].notna().any()}
+def _columns(table: pd.DataFrame, places: Mapping[str, str] = PLACES) -> dict[str, dict[str, str]]:
+    """Group the columns of a table by what they measure, accuracies and test data first; columns are by their model."""
+    found: dict[str, dict[str, str]] = {}
+    for name in sorted(table, key=lambda name: (not is_share(name), is_of_validation(name))):
+        what = measured(name)
+        if what and what.place in places and table[name].notna().any():
+            found.setdefault(f"{what.split} {what.metric}".replace("_", " "), {})[places[what.place]] = name
+    return found
 
 
 def _run_verdict(run: RunRecord, algorithm: str) -> list[str]:
     """Return what the run reached, in sentences."""
-    rows = evaluated(run.metrics) if not run.metrics.empty else run.metrics
-    if rows.empty or not _kinds(run):
-        return ["No round has been evaluated yet."]
-    last, kind = rows.iloc[-1], _kinds(run)[0]
-    places = {**PLACES, "worst10": "z on the tenth of the clients that it serves worst"}
-    unit = " %" if is_share(kind.metric) else ""
-    reached = [f"{text} {number(last[name], name)}{unit}" for text, name in _columns(kind, rows, places).items()]
-    metric = f"{kind.split} {kind.metric}".replace("_", " ")
-    return [f"After round {int(last['round'])}, {algorithm} reaches this {metric}: {', '.join(reached)}."]
+    rows = evaluated(run.metrics)
+    for what, columns in _columns(rows).items():
+        last, unit = rows.iloc[-1], " %" if is_share(what) else ""
+        reached = [f"{text} {number(last[name], name)}{unit}" for text, name in columns.items()]
+        return [f"After round {int(last['round'])}, {algorithm} reaches this {what}: {', '.join(reached)}."]
+    return ["No round has been evaluated yet."]
 
 
 def _run_notices(run: RunRecord) -> Iterator[str]:
@@ -316,53 +307,33 @@ def _run_notices(run: RunRecord) -> Iterator[str]:
 
 
 def _run_numbers(run: RunRecord) -> Iterator[Block]:
-    table: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
-    done = not run.metrics.empty and not evaluated(run.metrics).empty
-    for name in _measured(run) if done else ():
-        found = {report: reported_rows(run.metrics, report, name, is_lower_better=is_lower_better(name))
-                 for report in OF_PAPERS if report != "best_on_test" or can_choose(report, name)}  # fmt: skip
-        values = {report: number(rows[name].mean(skipna=False), name) for report, rows in found.items()}
-        cells = [values.get(report, "-") for report in OF_PAPERS]
-        best = f"{int(found['best_on_test']['round'].iloc[-1])}" if "best_on_test" in found else "-"
-        table.append([name, "%" if is_share(name) else "", *cells, best])
+    table: Rows = [["metric", "unit", "last round", "mean of last tenth", "best round", "round of the best"]]
+    for name in [name for columns in _columns(evaluated(run.metrics)).values() for name in columns.values()]:
+        is_low = is_lower_better(name)
+        found = [reported_rows(run.metrics, report, name, is_lower_better=is_low) for report in OF_PAPERS]
+        values = [number(rows[name].mean(skipna=False), name) for rows in found]
+        table.append([name, "%" if is_share(name) else "", *values, f"{found[-1]['round'].iloc[-1]:.0f}"])
     if table[1:]:
         yield Table(
             "The table shows how good the models are at the last evaluated round, as the mean over the evaluated "
-            "rounds of the last tenth, and at the best round, which is chosen on the test data and so flatters every "
-            "method. The other metrics of the rounds are in metrics.csv.",
+            "rounds of the last tenth, and at the round that is best by the same metric. A best round by test data "
+            "flatters every method. The other metrics of the rounds are in metrics.csv.",
             table,
         )
 
 
 def _run_curves(run: RunRecord) -> Iterator[Block]:
-    text, even = "The curves show the models on the clients' data after each evaluated round.", Measured("accuracy")
-    shown = [(text, kind, PLACES) for kind in _kinds(run)]
-    for text, kind, places in [*shown, ("The curves show how evenly z serves the clients.", even, EVEN)]:
-        columns, title = _columns(kind, run.metrics, places), f"{kind.split} {kind.metric}".replace("_", " ")
-        yield from _lines(run, text, title, kind.metric, columns, _legend(places))
-    text = "The training loss is the mean over the clients of a round."
+    figures = {what: ("The curves show the models on the clients' data after each evaluated round.", columns)
+               for what, columns in _columns(run.metrics).items()}  # fmt: skip
     if TRAIN_LOSS in run.metrics:
-        yield from _lines(run, text, "", TRAIN_LOSS, {TRAIN_LOSS: TRAIN_LOSS}, _legend({TRAIN_LOSS: TRAIN_LOSS}))
-
-
-def _lines(
-    run: RunRecord, text: str, title: str, metric: str, columns: dict[str, str], colors: dict[str, str]
-) -> Iterator[Block]:
-    """Yield columns of ``metrics.csv`` as the lines of one figure."""
-    parts = [
-        pd.DataFrame({"rounds": run.metrics["round"], "algorithm": name, metric: run.metrics[column]})
-        for name, column in columns.items()
-        if run.metrics[column].notna().any()
-    ]
-    yield from sections.lines(text, {title: pd.concat(parts)} if parts else {}, "rounds", metric, colors)
-
-
-def _legend(places: dict[str, str]) -> dict[str, str]:
-    return dict(zip(places.values(), page_figures.COLORS, strict=False))
+        text = "The training loss is the mean over the clients of a round."
+        figures["training loss"] = text, {SAMPLED: TRAIN_LOSS}
+    for what, (text, columns) in figures.items():
+        rows = run.metrics[["round", *columns.values()]].set_axis(["rounds", *columns], axis="columns")
+        rows = rows.melt("rounds", var_name="algorithm", value_name=what)
+        yield from sections.lines(text, {"": rows}, "rounds", what, LEGEND)
 
 
 def _run_clients(run: RunRecord) -> Iterator[Block]:
-    found = ((kind, _columns(kind, run.evaluation, OF_CLIENTS)) for kind in _kinds(run))
-    kind, columns = next(((kind, columns) for kind, columns in found if columns), (None, {}))
-    if kind is not None:
-        yield from sections.client_blocks({text: [run] for text in columns}, columns, kind.metric, _legend(OF_CLIENTS))
+    for what, columns in list(_columns(run.evaluation, OF_CLIENTS).items())[:1]:
+        yield from sections.client_blocks({text: [run] for text in columns}, columns, what, LEGEND)

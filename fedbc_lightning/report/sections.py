@@ -11,7 +11,7 @@ import pandas as pd
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import page_figures
-from fedbc_lightning.report.page import Block, Code, Gallery, Picture, Table, Text
+from fedbc_lightning.report.page import Block, Code, Gallery, Picture, Table
 from fedbc_lightning.run.run_record import NOT_RECORDED, RunRecord
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.results import totals
@@ -45,9 +45,9 @@ def spread(items: Iterable[T], most: int = MAX_VARIANTS) -> list[T]:
     return [every[round(place * (len(every) - 1) / (most - 1))] for place in range(most)]
 
 
-def left_out(count: int, what: str) -> str:
+def left_out(count: int, what: str, most: int = MAX_VARIANTS) -> str:
     """Return a sentence that says how many are drawn of more than can be."""
-    return f" Of the {count} {what} {MAX_VARIANTS} are drawn, from the first to the last." * (count > MAX_VARIANTS)
+    return f" Of the {count:,} {what} {most} are drawn, from the first to the last." * (count > most)
 
 
 def share_clients(runs: Sequence[RunRecord]) -> bool:
@@ -79,8 +79,7 @@ def state_blocks(records: Records) -> Iterator[Block]:
         over = " A colour is the mean over the seeds if they share their clients, else the value of the first."
         text = f"{HOW_TO_READ_MAPS}{over * (len(records) > len(groups))}{left_out(len(variants), 'variants')}"
         yield Gallery(text, pictures)
-    if sentences:
-        yield Text(sentences)
+    yield from sentences
 
 
 def state_of(run: RunRecord, column: str) -> pd.DataFrame:
@@ -123,8 +122,9 @@ def by_variant(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def lines(
-    text: str, frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str], **options: Any
-) -> Iterator[Gallery]:
+    text: str, frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str],
+    size: str = "medium", **options: Any,
+) -> Iterator[Gallery]:  # fmt: skip
     """Yield a figure for each frame with a line for each of its algorithms, or nothing if no frame has a row.
 
     Args:
@@ -133,17 +133,19 @@ def lines(
         axis: Column of the horizontal axis.
         metric: Column of the vertical axis.
         colors: Map from algorithm to colour.
-        options: Options of the gallery.
+        size: Size of the gallery.
+        options: Other options of the gallery.
     """
     present = {name for rows in frames.values() for name in rows["algorithm"]}
     legend = {name: color for name, color in colors.items() if name in present}
     if legend:
-        yield Gallery(text, page_figures.curves(frames, axis, metric, legend), legend, **options)
+        pictures = page_figures.curves(frames, axis, metric, legend, is_small=size == "small")
+        yield Gallery(text, pictures, legend, size, **options)
 
 
 def client_blocks(
     runs: Mapping[str, Sequence[RunRecord]], columns: Mapping[str, str], metric: str, colors: Mapping[str, str],
-    said: str = "", more: str = "", **options: Any,
+    more: str = "", **options: Any,
 ) -> Iterator[Gallery]:  # fmt: skip
     """Yield a small figure for each client with a metric over the rounds, as the mean over runs that share clients.
 
@@ -152,34 +154,30 @@ def client_blocks(
         columns: Map from the name of a line to a column of ``evaluation.csv``.
         metric: Name of the metric.
         colors: Map from the name of a line to its colour.
-        said: What a line is, for the caption.
-        more: Last sentence of the caption.
+        more: Last sentences of the caption.
         options: Options of the gallery.
     """
-    found = {
-        name: pd.concat(tables).groupby(["client", "round"])[columns[name]].mean()
-        for name, some in runs.items()
-        if (tables := [run.evaluation for run in some if columns[name] in run.evaluation])
-    }
-    if not found:
+    tables = [
+        run.evaluation[["client", "round", columns[name]]].set_axis(["client", "rounds", metric], axis="columns")
+        .assign(algorithm=name)
+        for name, some in runs.items() for run in some if columns[name] in run.evaluation
+    ]  # fmt: skip
+    if not tables:
         return
-    joined, first = pd.DataFrame(found), next(iter(runs.values()))[0]
-    present = set(joined.index.get_level_values("client"))
+    first = next(iter(runs.values()))[0]
+    means = pd.concat(tables).groupby(["client", "rounds", "algorithm"], as_index=False).mean()
+    by_client = dict(iter(means.groupby("client")))
     frames = {
-        f"{first.client_name(client)}, n = {size:,.0f}": joined.xs(client, level="client").sort_index()
+        f"{first.client_name(client)}, n = {size:,.0f}": by_client[client]
         for client, size in spread(first.num_samples.items(), MAX_CLIENTS)
-        if client in present
+        if client in by_client
     }
     text = (
-        f"Each figure shows {page_figures.unit(metric)}, on the data of one client, by round, on the same axes{said}. "
+        f"Each figure shows {page_figures.unit(metric)}, on the data of one client, by round, on the same axes. "
         "Clients are ordered by their number n of training samples, the largest first."
     )
-    if len(first.num_samples) > MAX_CLIENTS:
-        text += f" Of the {len(first.num_samples):,} clients {MAX_CLIENTS} are drawn, at equal distances in this order."
-    if frames:
-        legend = {name: colors[name] for name in runs}
-        pictures = page_figures.small_multiples(frames, metric, colors)
-        yield Gallery(f"{text}{more}", pictures, legend, "small", **options)
+    text += left_out(len(first.num_samples), "clients", MAX_CLIENTS) + more
+    yield from lines(text, frames, "rounds", metric, colors, size="small", **options)
 
 
 def partition_blocks(records: Records) -> Iterator[Block]:
@@ -250,10 +248,10 @@ def repeat_blocks(
     )
     if found:
         rows = [list(found[0]), *(list(row.values()) for row in found)]
-        yield Table(text, rows, is_folded=len(rows) > 2, title="All finished runs, with their hashes")
+        yield Table(text, rows, fold="All finished runs, with their hashes" if len(rows) > 2 else "")
     shown: dict[str, RunRecord] = {}
     for (_, algorithm, _), run in records.items():
         shown.setdefault(algorithm, run)
     for algorithm, run in shown.items():
         if run.config_text:
-            yield Code(f"config.yaml of the first run of {algorithm}", run.config_text, is_folded=True)
+            yield Code("", run.config_text, fold=f"config.yaml of the first run of {algorithm}")
