@@ -176,7 +176,7 @@ class FederatedCLI(private_cli.OpenCLI):
             if "other_seed" not in self.command_arguments(name):  # config.yaml has this key, too
                 command.add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
             if name == "export":
-                add_export_options(command)
+                command.add_argument("--force", action="store_true", help="Write over a file that is there.")
             title_sections(command)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -308,15 +308,6 @@ class OutermostInstantiator(private_cli.Instantiator):
                 links = applied_instantiation_links
                 return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
             return class_type(*args, **kwargs)
-
-
-def add_export_options(parser: LightningArgumentParser) -> None:
-    """Add ``--force``, and put the options of ``export`` before the sections, which it takes from a run's config."""
-    groups = private_cli.groups(parser)
-    group = groups.pop()
-    group.title = "export: which model, and where to"
-    group.add_argument("--force", action="store_true", help="Write over a file that is there.")
-    groups.insert(2, group)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -12,14 +12,12 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.classes import arguments_of, base_at, choices, fold, import_object, subclasses
+from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, subclasses
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, SUBCOMMANDS, option_values, shipped_configs
 from fedbc_lightning.core.errors import did_you_mean, nearest
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.partition import Partitioner
-from fedbc_lightning.server import Codec, RobustRule, ServerCallback
 
 # Map from names that options have in other programs to ours
 SYNONYMS = {
@@ -35,9 +33,6 @@ PLACES: dict[str, type] = {
     "model": LightningModule, "data.partitioner": Partitioner, "data": FederatedDataModule,
     "algorithm": FederatedAlgorithm,
 }  # fmt: skip
-
-# Kinds of classes that may be given in each other's place
-KINDS = (RobustRule, Codec, TermFactory, Solver, ServerCallback, Penalty, FederatedAlgorithm)
 
 # Forms of jsonargparse 4.53's messages
 _UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
@@ -169,11 +164,6 @@ def _no_class(name: str, base: type, *, exists: bool) -> str:
     known = {usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__: cls for cls in choices(base)}
     if not known:  # no class to choose, such as Stragglers
         return f"got '{name}'; give {{{', '.join(f'{key}: ...' for key in arguments_of(base))}}}"
-    last = fold(name.rpartition(".")[2])
-    for kind in KINDS:
-        other = next((cls for cls in choices(kind) if kind is not base and fold(cls.__name__) == last), None)
-        if other is not None:
-            return f"{other.__name__} is a {kind.__name__}, not a {base.__name__}"
     if exists:
         return f"{name} is not a {base.__name__}"
     ours = [key for key, cls in known.items() if is_ours(cls)]
@@ -218,24 +208,23 @@ def place_of_key(key: str, words: Sequence[str], value: str | None = None) -> st
     if any(word.partition("=")[0] == f"--{key}" for word in words):
         return None
     files = [Path(given) for _, given in option_values(list(words), CONFIG_OPTIONS) if _is_file(given)]
-    found = [(file, node) for file in reversed(files) for node in _nodes(file, key.split("."))]
-    same = [pair for pair in found if value is not None and pair[1][1].value == value]
-    for file, (name, _) in same or found:
-        return f"{file}, line {name.start_mark.line + 1}"
-    return None
+    found = [(file, pair) for file in reversed(files) for pair in _pairs(file, key.split("."))]
+    # Each config is parsed by itself, so that a mistake may stand in one whose value a later one replaces.
+    found.sort(key=lambda each: value is None or each[1][1].value != value)
+    return next((f"{file}, line {name.start_mark.line + 1}" for file, (name, _) in found), None)
 
 
 def _is_file(name: str) -> bool:
     return "\n" not in name and len(name) < 4096 and Path(name).is_file()
 
 
-def _nodes(file: Path, keys: Sequence[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+def _pairs(file: Path, keys: list[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
     """Yield key and value of a path in a file."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError):
         return
-    yield from _below(root, list(keys))
+    yield from _below(root, keys)
 
 
 def _below(node: yaml.Node | None, keys: list[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:

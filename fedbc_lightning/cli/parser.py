@@ -90,6 +90,16 @@ def plain(text: str) -> str:
     return MARKUP.sub(lambda m: m["emphasis"] or (m["code"].rpartition(".")[2] if m["last"] else m["code"]), text)
 
 
+def _short_list(found: re.Match[str]) -> str:
+    """Leave out a base class, which jsonargparse 4.53 lists before its subclasses, or the whole list if it is long."""
+    bases = re.findall(r"\w+", found[1])
+    known = (name.rpartition(".") for name in found[3].split(", "))
+    names = [f"{module}.{name}" for module, _, name in known if name not in bases and module != AnyModule.__module__]
+    is_long = len(names) > MAX_LISTED_CLASSES
+    listed = "any class by its class_path" if is_long else f"known subclasses: {', '.join(names)}"
+    return f"type: {found[1]}{found[2]}{listed}"
+
+
 class BriefHelpFormatter(private_cli.OpenHelpFormatter):
     """A help formatter that leaves out long lists of known subclasses."""
 
@@ -98,11 +108,7 @@ class BriefHelpFormatter(private_cli.OpenHelpFormatter):
         inside = r"\[((?:[^][]|\[[^][]*\])*)\]"
         text = re.sub(f"Optional{inside}", r"\1 | null", text)
         text = re.sub(f"Union{inside}", lambda found: re.sub(r", (?![^[]*\])", " | ", found[1]), text)
-        return re.sub(
-            r"known subclasses: ([^()]*)",
-            lambda found: found[0] if found[1].count(",") < MAX_LISTED_CLASSES else "any class by its class_path",
-            plain(text),
-        )
+        return re.sub(r"type: ([^,]*)(,[^()]*)known subclasses: ([^()]*)", _short_list, plain(text))
 
 
 def _in_yaml(word: str) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
@@ -19,7 +20,6 @@ from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, UsageErr
 from fedbc_lightning.cli.messages import one_line_of, place_of_key
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.report.pages import begun_runs, write_reports
 from fedbc_lightning.studies.compare import Comparison
@@ -134,7 +134,8 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out
     check_precedence(study, dict.fromkeys([*for_all, *_typed_overrides(words)]))
     if asked_to_print:  # not by the parser: overrides are merged and parts chosen here, after it
-        print(dump(json.loads(json.dumps(_as_config(study), default=str)), sort_keys=False, allow_unicode=True), end="")
+        plain = json.loads(json.dumps(_as_config(study), default=str))
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
     return study
 

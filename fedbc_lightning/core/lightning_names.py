@@ -6,7 +6,6 @@ class. Importing ``pytorch_lightning`` takes a second; it is considered only if 
 
 from __future__ import annotations
 
-import copyreg
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -73,24 +72,11 @@ def _of_users(twin: type) -> Iterator[type]:
             yield child
 
 
-def _named(name: str) -> Any:
-    return globals()[name]
-
-
-def _reduced(cls: _Either) -> tuple[Any, tuple[str]]:
-    """Tell pickle how to find such a class by the name it has here, as spawned processes need.
-
-    The class carries the name of the one it stands for, under which pickle would find the original.
-    """
-    return _named, (f"Any{cls.original.__name__.removeprefix('Lightning')}",)
-
-
-copyreg.pickle(_Either, _reduced)
-
-
 def _either(original: type) -> Any:
-    named = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return _Either(original.__name__, (), {**named, "original": original})
+    # Messages show the original's name, and pickle finds the class by the name that it has here.
+    qualname = f"Any{original.__name__.removeprefix('Lightning')}"
+    found = {"__module__": __name__, "__qualname__": qualname, "__doc__": original.__doc__, "original": original}
+    return _Either(original.__name__, (), found)
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from typing import Any, TextIO, TypeVar
 
 from rich.console import Console
@@ -43,26 +42,6 @@ def printing_to(stream: TextIO) -> Iterator[None]:
         for handler in stream_handlers():
             if handler.stream is stream:
                 handler.setStream(before.get(handler, standard[1]))
-
-
-@contextmanager
-def each_line_once() -> Iterator[None]:
-    """Let loggers write each line to streams once: several runs in a row would say the same about their data."""
-
-    def is_new(said: set[str], record: logging.LogRecord) -> bool:
-        line = f"{record.levelno} {record.getMessage()} {record.exc_info}"
-        is_known = line in said
-        said.add(line)
-        return not is_known
-
-    filters = {handler: partial(is_new, set()) for handler in stream_handlers()}
-    for handler, once in filters.items():
-        handler.addFilter(once)
-    try:
-        yield
-    finally:
-        for handler, once in filters.items():
-            handler.removeFilter(once)
 
 
 def shown_progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterable[Item]:

@@ -120,15 +120,6 @@ def actions(parser: ArgumentParser) -> list[Action]:
     return parser._actions
 
 
-def groups(parser: ArgumentParser) -> list[Any]:
-    """Return the groups of a parser's arguments in the order of its help; the list may be changed.
-
-    Read in jsonargparse 4.53, on argparse of Python 3.10 and 3.11. Without it, the help of ``export`` ends with the
-    options that should come first.
-    """
-    return parser._action_groups
-
-
 def type_hint(action: Action) -> Any:
     """Return the type of an argument, or None if it has none.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -14,16 +13,6 @@ import numpy as np
 import torch
 
 _PACK = struct.Struct("<6q").pack
-
-
-class _Scratch(threading.local):
-    """One generator per thread for single draws; seeding it again takes half the time of creating a new one."""
-
-    def __init__(self) -> None:
-        self.generator = torch.Generator()
-
-
-_scratch = _Scratch()
 
 
 def derive(seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1) -> int:
@@ -60,11 +49,8 @@ def generator(
 
 
 def permutation(size: int, seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1) -> torch.Tensor:
-    """Return a random permutation of 0..size-1, ``(size,)`` int64, seeded with :func:`derive` of the other arguments.
-
-    It equals ``torch.randperm(size, generator=generator(...))``.
-    """
-    return torch.randperm(size, generator=_scratch.generator.manual_seed(derive(seed, purpose, round, client, epoch)))
+    """Return a random permutation of 0..size-1, ``(size,)`` int64, seeded with :func:`derive` of the others."""
+    return torch.randperm(size, generator=generator(seed, purpose, round, client, epoch))
 
 
 def numpy_generator(

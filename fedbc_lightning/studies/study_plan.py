@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import time
 from typing import Any
 
@@ -13,7 +14,6 @@ from rich.console import Console
 
 from fedbc_lightning.cli.printed_tables import ROUGH
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.printing import each_line_once
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison
@@ -44,14 +44,15 @@ def plan_study(study: Study) -> pd.DataFrame:
     # Times depend on the threads, so the estimate is taken with as many as each run will have.
     threads = torch.get_num_threads()
     torch.set_num_threads(study.threads)
+    logging.disable(logging.INFO)  # each run would say the same about its data; warnings are shown
     try:
-        with each_line_once():
-            rows = [
-                _row(study, variant, method, (tuned.get(variant) or {}).get(method.name))
-                for variant in study.variants
-                for method in study.methods
-            ]
+        rows = [
+            _row(study, variant, method, (tuned.get(variant) or {}).get(method.name))
+            for variant in study.variants
+            for method in study.methods
+        ]
     finally:
+        logging.disable(logging.NOTSET)
         torch.set_num_threads(threads)
     return pd.DataFrame(rows)
 

@@ -18,10 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.run.run_record import RunRecord
 
 # Largest length of a folder's name in bytes; most file systems allow 255.
@@ -100,7 +101,7 @@ def as_word(value: Any) -> str:
     """
     if isinstance(value, float) and math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
-    text = dump(value, default_flow_style=True, width=10**6).strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
     return text.removesuffix("...").strip()
 
 

@@ -39,8 +39,6 @@ MISTAKES = {
     f"{FIT} --algorithm Nothing": "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
     f"{FIT} --data Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
     f"{FIT} --optimizer SDG": "optimizer: no class 'SDG'; did you mean 'SGD'?",
-    f"{FIT} --algorithm norm-bound": "algorithm: NormBound is a RobustRule, not a FederatedAlgorithm\n",
-    f"{FIT} --algorithm FedAvg --algorithm.robust_rule FedBC": "FedBC is a FederatedAlgorithm, not a RobustRule\n",
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",
     f"{FIT} --model torch.nn.Linear": "model: torch.nn.Linear is not a LightningModule",
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",

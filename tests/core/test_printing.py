@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedbc_lightning.core.printing import each_line_once, printing_to
+from fedbc_lightning.core.printing import printing_to
 
 
 @contextmanager
@@ -43,18 +43,3 @@ def test_printed_and_logged_lines_go_to_one_stream():
     assert file.getvalue().splitlines() == ["printed", "error", "logged"]
     assert terminal.getvalue().splitlines() == ["later", "logged later", "logged later"]  # by the new handler, too
     assert own.getvalue().splitlines() == ["logged", "logged later"]
-
-
-def test_a_line_is_logged_once():
-    with logging_to_standard_error() as (terminal, logger):
-        logger.addHandler(logging.StreamHandler(other := io.StringIO()))
-        with each_line_once():
-            for size in (1, 1, 2):
-                logger.info("%d images", size)
-            for text in ("first", "second"):
-                logger.error("failed", exc_info=ValueError(text))
-        logger.info("%d images", 1)
-    assert terminal.getvalue().splitlines() == [
-        "1 images", "2 images", "failed", "ValueError: first", "failed", "ValueError: second", "1 images"
-    ]  # fmt: skip
-    assert other.getvalue() == terminal.getvalue()

@@ -289,14 +289,12 @@ def test_the_instantiator_knows_command_line_and_key():
     assert private_cli.built_class(factory) is not factory, gone("_get_module_type")
 
 
-def test_arguments_and_groups_of_a_parser_are_found():
+def test_arguments_of_a_parser_are_found():
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--size", type=nn.Module)
     found = {action.dest: action for action in private_cli.actions(parser)}
     assert private_cli.type_hint(found["size"]) is nn.Module, gone("_typehint")
     assert private_cli.type_hint(found["help"]) is None
-    parser.add_argument_group("more")
-    assert private_cli.groups(parser)[-1].title == "more", gone("_action_groups")
     assert isinstance(parser, argparse.ArgumentParser)
 
 
