@@ -10,8 +10,8 @@ import numpy as np
 from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
-from fedbc_lightning.partition.dealing import shuffled_by_class
-from fedbc_lightning.partition.sizes import SPREAD, equal_sizes, log_normal_sizes
+from fedbc_lightning.partition.dealing import apportion, shuffled_by_class
+from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
 
 Concentration = Annotated[float, above(0), FINITE]
 
@@ -167,7 +167,7 @@ class InnerDirichlet(Partitioner):
         if self.sizes is not None:
             return np.array(self.sizes)
         if self.size_spread:
-            return log_normal_sizes(num_samples, self.num_clients, self.size_spread, 1, rng)
+            return apportion(num_samples, rng.lognormal(0.0, self.size_spread, self.num_clients))
         return equal_sizes(num_samples, self.num_clients)
 
 

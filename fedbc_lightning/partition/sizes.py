@@ -88,8 +88,13 @@ class LogNormalSizes(SizesPartitioner):
         self.num_clients, self.sigma, self.min_samples = num_clients, sigma, min_samples
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw the sizes with :func:`log_normal_sizes`."""
-        return log_normal_sizes(num_samples, self.num_clients, self.sigma, self.min_samples, rng)
+        """Draw the sizes.
+
+        Raises:
+            ConfigurationError: There are not enough samples for ``min_samples`` per client.
+        """
+        check_enough_samples(num_samples, self.num_clients, self.min_samples)
+        return apportion(num_samples, rng.lognormal(0.0, self.sigma, self.num_clients), self.min_samples)
 
 
 class LinearSizes(SizesPartitioner):
@@ -146,25 +151,3 @@ def equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
     """Return N sizes with sum ``num_samples`` that differ by at most one, the larger first, int64 ``(N,)``."""
     least, more = divmod(num_samples, num_clients)
     return np.where(np.arange(num_clients) < more, least + 1, least).astype(np.int64)
-
-
-def log_normal_sizes(
-    num_samples: int, num_clients: int, sigma: float, min_samples: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Return sizes in proportion to exp(sigma * z_k), z_k ~ N(0, 1), at least ``min_samples``.
-
-    Args:
-        num_samples: Sum of the sizes, M.
-        num_clients: Number of sizes, N.
-        sigma: Spread of the sizes, in [0, 10].
-        min_samples: Smallest size allowed.
-        rng: Generator of the z_k.
-
-    Returns:
-        The sizes, int64 ``(N,)``.
-
-    Raises:
-        ConfigurationError: There are not enough samples for ``min_samples`` per client.
-    """
-    check_enough_samples(num_samples, num_clients, min_samples)
-    return apportion(num_samples, rng.lognormal(0.0, sigma, num_clients), min_samples)
