@@ -125,29 +125,33 @@ class Evaluator(SingleModels):
         Args:
             wanted: What is measured, with equal models and rounds; the task name is ``"finetuned"``.
         """
-        # The engine trains as many clients at once as in a round; which ones does not depend on the number of ranks.
-        clients, engine = self.heldout_ids, self.engine
-        positions = engine.group(range(len(clients)), [self.finetune_steps] * len(clients), ())
-        cohorts = self.share([[clients[position] for position in cohort] for cohort in positions])
+        engine, cohorts = self.engine, self.share(self.fine_tuned_cohorts())
         engine.bench.work.start_round(sum(map(len, cohorts)))
         found = {what.split: Results() for what in wanted}
         for cohort in cohorts:
-            models = self._fine_tune(cohort, wanted[0].models)
-            tasks: list[Task] = [("finetuned", client) for client in cohort]
-            for what in wanted:
-                found[what.split] |= self.one_by_one(tasks, replace(what, models=models))
+            for split, values in self.fine_tune(cohort, wanted).items():
+                found[split] |= values
         engine.bench.user.best_metrics.join(self.fabric)
         return {split: self.merge(values) for split, values in found.items()}
 
-    def _fine_tune(self, clients: Sequence[int], models: Models) -> Models:
-        """Return the models of some clients after a few local steps from z, as their own models."""
-        shim = self.engine.bench.user.shim
+    def fine_tuned_cohorts(self) -> list[list[int]]:
+        """Return the held-out clients that are trained together; there are none without ``finetune_steps``."""
+        # The engine trains as many clients at once as in a round; which ones does not depend on the number of ranks.
+        clients = self.heldout_ids if self.finetune_steps else []
+        positions = self.engine.group(range(len(clients)), [self.finetune_steps] * len(clients), ())
+        return [[clients[position] for position in cohort] for cohort in positions]
+
+    def fine_tune(self, clients: Sequence[int], wanted: Sequence[Measurement]) -> dict[str, Results]:
+        """Take a few local steps from z on some clients, and evaluate each client's result on it, on this rank."""
+        shim, models = self.engine.bench.user.shim, wanted[0].models
         logged = shim.callback_metrics
         with self.engine.bench.layout.frozen.kept():
             cohort = self.engine.fine_tune_by_steps(clients, models.z, models.counters, self.finetune_steps)
         shim.set(callback_metrics=logged)  # in training they are what the client has logged
         counters, tuned = cohort.counters, dict(zip(clients, cohort.model.clone(), strict=True))
-        return Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
+        own = Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
+        tasks: list[Task] = [("finetuned", client) for client in clients]
+        return {what.split: self.one_by_one(tasks, replace(what, models=own)) for what in wanted}
 
 
 def draw_clients(

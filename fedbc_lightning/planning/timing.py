@@ -73,10 +73,10 @@ def time_evaluation(federation: Federation, evaluator: Evaluator, splits: list[s
 def _time_fine_tuning(evaluator: Evaluator, wanted: Sequence[Measurement]) -> float:
     """Estimate the seconds of fine-tuning on held-out clients, from the first of the clients that train together."""
     # Ten steps on each of 200 held-out clients are often more than all steps of a round.
-    seconds, count, fine_tuned = 0.0, 0, evaluator.fine_tuned
-    for cohort in fine_tuned.cohorts() if fine_tuned.num_steps and wanted else ():
+    seconds, count = 0.0, 0
+    for cohort in evaluator.fine_tuned_cohorts() if wanted else ():
         started = time.perf_counter()
-        fine_tuned.evaluate_cohort(cohort, wanted)
+        evaluator.fine_tune(cohort, wanted)
         seconds, count = seconds + time.perf_counter() - started, count + len(cohort)
         if seconds > MAX_EVALUATION_SECONDS:
             break

@@ -14,7 +14,7 @@ from torch import nn
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
 from fedbc_lightning.core.units import duration
-from fedbc_lightning.evaluation.evaluator import FineTunedClients
+from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import timing, totals
 from fedbc_lightning.server import BFloat16, TopK
@@ -138,11 +138,11 @@ def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
 
 
 def test_fine_tuning_on_held_out_clients_is_part_of_an_evaluation(tmp_path, monkeypatch):
-    def evaluate_slowly(tuned, clients, wanted, evaluate=FineTunedClients.evaluate_cohort):
+    def fine_tune_slowly(evaluator, clients, wanted, fine_tune=Evaluator.fine_tune):
         time.sleep(0.2 * len(clients))
-        return evaluate(tuned, clients, wanted)
+        return fine_tune(evaluator, clients, wanted)
 
-    monkeypatch.setattr(FineTunedClients, "evaluate_cohort", evaluate_slowly)
+    monkeypatch.setattr(Evaluator, "fine_tune", fine_tune_slowly)
     monkeypatch.setattr(timing, "MAX_EVALUATION_SECONDS", 0.1)  # one client stands for the three
     trainer = make_trainer(tmp_path, clients_per_round=3, heldout_finetune_steps=2)
     found = trainer.plan(make_model(), BoringData(heldout_clients=3), FedAvg())
