@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fedbc_lightning.core.errors import ConfigurationError, nearest
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import replacing
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule
@@ -64,10 +64,8 @@ def check_out(out: Path, *, force: bool) -> None:
     """Raise if the file is there already, also before any work is done.
 
     Raises:
-        ConfigurationError: It is, and ``force`` is False, or it is a folder.
+        ConfigurationError: It is, and ``force`` is False.
     """
-    if out.is_dir():
-        raise ConfigurationError(f"out: '{out}' is a folder; give the name of a file.")
     if out.exists() and not force:
         raise ConfigurationError(f"out: '{out}' is there already; give another file, or --force to write over it.")
 
@@ -180,17 +178,13 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
         ConfigurationError: There is no such client.
     """
     last, names = datamodule.num_clients - 1, datamodule.client_names or []
-    try:
-        number = int(client)
-    except ValueError:
-        if client in names:
-            return names.index(str(client))
-        near = nearest(str(client), names)
-        meant = f"did you mean '{near}'? Else give" if near else "give"
-        raise ConfigurationError(f"client: none is named '{client}'; {meant} a number from 0 to {last}.") from None
-    if not 0 <= number <= last:
-        raise ConfigurationError(f"client: there is no client {client}; give a number from 0 to {last}.")
-    return number
+    # A number counts before a name, since the command line hands both on as a text.
+    if str(client).isdecimal() and int(client) <= last:
+        return int(client)
+    if client in names:
+        return names.index(str(client))
+    hint = did_you_mean(str(client), names, f"give a number from 0 to {last}.")
+    raise ConfigurationError(f"client: there is no client '{client}'; {hint}")
 
 
 def choose_model(run: Run, client: int | None) -> ClientModel:

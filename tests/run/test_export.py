@@ -235,10 +235,10 @@ def test_the_command_writes_a_client_and_z(run, capsys):
 
 
 MISTAKES = [
-    (f"--ckpt_path {RUN} --client eva", 1, "client: none is named 'eva'; did you mean 'eve'? Else give a number"),
+    (f"--ckpt_path {RUN} --client eva", 1, "client: there is no client 'eva'; did you mean 'eve'?"),
     (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
-    (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is a folder; give the name of a file."),
-    (f"--ckpt_path {RUN} --client 6", 1, "there is no client 6; give a number from 0 to 5"),
+    (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is there already; give another file"),
+    (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give a number from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
     ("", 2, "which model? fedbc-cli export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]"),
     ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
