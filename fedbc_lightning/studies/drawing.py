@@ -75,11 +75,7 @@ def titled_panels(
         if place >= len(titles):
             panel.remove()
             continue
-        panel.set_title(titles[place])
-        label_x(panel, x)
-        panel.grid(alpha=0.3)
-        if place % columns == 0:
-            panel.set_ylabel(y)
+        _label(panel, x, y if place % columns == 0 else "", titles[place])
     return figure, panels[: len(titles)]
 
 
@@ -90,13 +86,17 @@ def label_x(panel: Axes, label: str) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def finish(panel: Axes, x: str, y: str, title: str) -> None:
-    """Label a panel, whose vertical axis may have its label elsewhere, and say so if nothing is drawn on it."""
+def _label(panel: Axes, x: str, y: str, title: str, size: float | str = "large") -> None:
     label_x(panel, x)
-    panel.set_title(title, fontsize=10)
+    panel.set_title(title, fontsize=size)
     panel.grid(alpha=0.3)
     if y:
         panel.set_ylabel(y)
+
+
+def finish(panel: Axes, x: str, y: str, title: str) -> None:
+    """Label a panel, whose vertical axis may have its label elsewhere, and say so if nothing is drawn on it."""
+    _label(panel, x, y, title, size=10)
     if not panel.has_data():
         panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
         panel.set_xticks([])

@@ -56,12 +56,11 @@ class Paper:
         return list(dict.fromkeys([*self.values, *(n for claim in self.claims for n in (claim.better, *claim.than))]))
 
     @property
-    def levels(self) -> set[str]:
-        """Levels and variants that the cells name."""
-        return {
-            *self.only,
-            *(level for cells in (*self.values.values(), *self.public.values()) for level in _keys(cells)),
-        }
+    def names(self) -> list[str]:
+        """Names of algorithms, variants and levels of the study that the table or its claims mention."""
+        claimed = [variant for claim in self.claims for variant in claim.variants or ()]
+        cells = [*_keys(self.values), *_keys(self.public)]
+        return [*self.algorithms, *self.other_methods, *self.only, *cells, *claimed]
 
     def cell(self, algorithm: str, levels: Iterable[str], values: Mapping[str, Any] | None = None) -> str:
         """Return the text that a table prints; empty where it prints nothing.

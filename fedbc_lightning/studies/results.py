@@ -19,13 +19,9 @@ from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import Readings, reports
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.paper import Claim, Paper
-from fedbc_lightning.studies.statistics import Report, criterion, paired_differences, reported_rows, summarise
+from fedbc_lightning.studies.statistics import KEYS, Report, criterion, paired_differences, reported_rows, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, State
-
-# Columns of ``results.csv`` besides the metrics.
-COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
-           "error", "folder")  # fmt: skip
 
 
 def finished(states: Iterable[State], method: str | None = None, *levels: str) -> list[Run]:
@@ -45,7 +41,7 @@ def read_results(
 ) -> pd.DataFrame:
     """Return the tidy table of all runs, one row per run.
 
-    The columns are :data:`COLUMNS`, with the study's metrics after ``round``.
+    Of a run that has not finished, the columns from ``round`` to ``seconds`` are empty.
 
     Args:
         study: The study.
@@ -66,8 +62,9 @@ def read_results(
             row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": record.num_rounds, **totals(record.metrics)}
         rows.append(row | {"error": state.error, "folder": str(record.folder if record else run.folder)})
-    first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
-    return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])
+    costs = ["rounds", "bytes_up", "bytes_down", "seconds"]
+    columns = [*KEYS, "status", "report", "round", *study.metrics, *costs, "error", "folder"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def rows_of_run(study: Study, run: Run, report: Report | None = None, metric: str | None = None) -> pd.DataFrame:

@@ -134,12 +134,8 @@ class Study:
         self._read_methods()
         self._complete_name()
         for name, paper in self.papers.items():
-            known = [level for names in self.levels.values() for level in names]
-            claimed = [variant for claim in paper.claims for variant in claim.variants or ()]
             check_known(f"papers.{name}.metric", [paper.metric], self.metrics)
-            check_known(f"papers.{name}", [*paper.algorithms, *paper.public, *paper.other_methods], self.algorithms)
-            check_known(f"papers.{name}", sorted(paper.levels), dict.fromkeys(known))
-            check_known(f"papers.{name}", claimed, dict.fromkeys([*self.levels, *known]))
+            check_known(f"papers.{name}", paper.names, self._names)
         self.narrow(self.only)
 
     def algorithm_of(self, key: str) -> str | None:

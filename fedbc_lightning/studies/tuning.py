@@ -54,7 +54,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     tried: dict[tuple[str, str], list[tuple[int, Values, float]]] = {place: [] for place in places}
     chosen: dict[tuple[str, str], Values] = {}
     # All searches advance in step: a batch of one algorithm alone would leave workers idle at the end of each rung.
-    while asked:  # one batch of each search at a time, so that all workers are busy
+    while asked:
         runs = {
             (place, k, seed): study.trial(place[0], methods[place[1]], seed, values, rung)
             for place, (rung, batch) in asked.items()
