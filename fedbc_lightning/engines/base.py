@@ -142,7 +142,11 @@ class BaseEngine(ABC):
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
         """Return each client's mean training loss f_i, (K,), of a model (d + b,) in evaluation mode."""
-        return torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
+        # A client that was just trained may hand out this row as its w (`ClientRun.finish`).
+        row = self.bench.row.clone()
+        losses = torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
+        self.bench.row.copy_(row)
+        return losses
 
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
         bench, client, buffers = self.bench, cohort.ids[k], cohort.start_buffers

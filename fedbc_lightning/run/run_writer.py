@@ -174,6 +174,8 @@ class Recorder:
         )
 
     def _is_due(self, round: int) -> bool:
+        if not self._run.settings.enable_checkpointing:
+            return False
         every = self._run.settings.checkpoint_every_n_rounds
         minutes = self._run.settings.checkpoint_every_minutes
         # Rank 0 decides by its clock and tells the others, so that all write their part of the same round. When a

@@ -113,7 +113,7 @@ class RunSettings:
         checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
             the time.
         checkpoint_every_minutes: Minutes after which the checkpoint is also written at the end of a round, since it was
-            written last; None: ``checkpoint_every_n_rounds`` alone decides.
+            written last; None: no clock asks for one.
         enable_progress_bar: Whether to show progress over rounds and a final table.
         default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/<method>-<seed>``.
         name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/<method>-<seed>``.

@@ -353,6 +353,23 @@ def test_what_was_staged_after_a_first_training_is_not_the_seconds(tmp_path):
     np.testing.assert_allclose(found["z"][0], np.mean(ends, axis=0), rtol=0, atol=1e-12)
 
 
+def test_a_loss_that_is_asked_for_after_training_leaves_the_result(tmp_path):
+    """A cohort of one may hold the row of the workbench, into which the model to evaluate is loaded."""
+
+    class AsksAfterwards(FedAvg):
+        def client_update(self, engine, cohort, server):
+            super().client_update(engine, cohort, server)
+            cohort.record("before", engine.train_loss(cohort, server.model))
+
+    found = []
+    for k, algorithm in enumerate((FedAvg(), AsksAfterwards())):
+        module = QuadraticModule()
+        train(tmp_path / str(k), module, algorithm, max_rounds=2, clients_per_round=1)
+        found.append(module.state_dict())
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
 class Declares(FedAvg):
     """FedAvg that declares what it is told to."""
 
