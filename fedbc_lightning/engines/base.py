@@ -149,10 +149,9 @@ class BaseEngine(ABC):
         return losses
 
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
-        bench, client, buffers = self.bench, cohort.ids[k], cohort.start_buffers
-        user, kept = bench.user, cohort.start_kept
-        own = None if buffers is None else buffers[k]
-        bench.load(model, cohort.start_counters, own, kept=None if kept is None else kept[k])
+        bench, client, user = self.bench, cohort.ids[k], self.bench.user
+        buffers, kept = (None if rows is None else rows[k] for rows in (cohort.start_buffers, cohort.start_kept))
+        bench.load(model, cohort.start_counters, buffers, kept=kept)
         # Dropout is off, but the user's step may draw numbers: the loss of a model must not depend on who came before.
         seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
         user.shim.set(current_client=client)
@@ -168,8 +167,7 @@ class BaseEngine(ABC):
         """Take plain steps from the loaded model on the first samples of a client, for its evaluation."""
         bench = self.bench
         user, layout = bench.user, bench.layout
-        split, size = fine_tuning.split, fine_tuning.batch_size
-        batches = bench.datamodule.fixed_batches(client, split, size, device=user.device)
+        batches = bench.datamodule.fixed_batches(client, fine_tuning.split, fine_tuning.batch_size, device=user.device)
         if batches is None:
             return
         batch = next(iter(batches))
@@ -219,8 +217,7 @@ class BaseEngine(ABC):
         planned = replace(asked, epochs=epochs, steps=None)
         if cohort.local is None:
             return planned
-        (client,) = cohort.ids
-        num_batches = len(self.bench.train_loader(client))
+        num_batches = len(self.bench.train_loader(cohort.ids[0]))
         share = cohort.local.num_steps(num_batches) / asked.num_steps(num_batches)
         return replace(planned, epochs=None, steps=max(1, int(share * planned.num_steps(num_batches))))
 
