@@ -39,8 +39,8 @@ PLACES = {
     "heldout": "z on held-out clients",
     "heldout_finetuned": "z on held-out clients, fine-tuned",
     "worst10": "z on the worst tenth of the clients",
-    "least_data": "z on the tenth with least data",
-    "most_data": "z on the tenth with most data",
+    "least_data": "z on the client with least data",
+    "most_data": "z on the client with most data",
 }
 SAMPLED = "sampled clients"
 # Colours of the lines of a run; a line has the same colour in every figure.
