@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,10 @@ from lightning.fabric import Fabric
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.measurement import (
     ClientModel,
-    EngineHolder,
     Measurement,
     Models,
     Results,
@@ -33,7 +33,7 @@ class Evaluator(SingleModels):
 
     Args:
         fabric: Fabric that has been launched.
-        holder: Object that holds the engine whose module and workbench are used.
+        find_engine: Returns the engine whose module and workbench are used.
         datamodule: Data of the clients.
         eval_clients: Clients to evaluate: a number, 0 for none, a fraction, or ``"all"``; None is all, but at most
             1,000.
@@ -53,13 +53,13 @@ class Evaluator(SingleModels):
     def __init__(
         self,
         fabric: Fabric,
-        holder: EngineHolder,
+        find_engine: Callable[[], BaseEngine],
         datamodule: FederatedDataModule,
         eval_clients: int | float | str | None,
         finetune_steps: int,
         seed: int,
     ) -> None:
-        super().__init__(fabric, holder, datamodule, seed)
+        super().__init__(fabric, find_engine, datamodule, seed)
         trained, heldout = datamodule.training_clients, datamodule.heldout
         self.client_ids = trained[draw_clients(len(trained), eval_clients, seed)].tolist()
         most = min(eval_clients, len(heldout)) if type(eval_clients) is int else eval_clients

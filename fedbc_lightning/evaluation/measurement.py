@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -80,33 +80,26 @@ class Measurement:
     round: int
 
 
-class EngineHolder(Protocol):
-    """An object that holds the engine.
-
-    Attributes:
-        engine: The engine, which another one may replace before the first round is committed.
-    """
-
-    engine: BaseEngine
-
-
 class SingleModels:
     """Loads one model after another into the module, and evaluates each on the data of one client or of all.
 
     Args:
         fabric: Fabric that has been launched.
-        holder: Object that holds the engine whose module and workbench are used.
+        find_engine: Returns the engine whose module and workbench are used; another one may replace it before the
+            first round is committed.
         datamodule: Data of the clients.
         seed: Seed of the run.
     """
 
-    def __init__(self, fabric: Fabric, holder: EngineHolder, datamodule: FederatedDataModule, seed: int) -> None:
-        self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
+    def __init__(
+        self, fabric: Fabric, find_engine: Callable[[], BaseEngine], datamodule: FederatedDataModule, seed: int
+    ) -> None:
+        self.fabric, self._find_engine, self.datamodule, self._seed = fabric, find_engine, datamodule, seed
 
     @property
     def engine(self) -> BaseEngine:
         """The engine whose module and workbench are used."""
-        return self._holder.engine
+        return self._find_engine()
 
     def local_model(self, models: Models, client: int, round: int) -> ClientModel:
         """Return the model that is evaluated as a client's own.

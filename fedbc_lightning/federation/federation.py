@@ -331,7 +331,6 @@ class Federation:
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
         methods.call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
-        methods.check_left_behind(self.algorithm, cohort)
         # A scalar is a column of clients.csv; that of an invalid client is the value it keeps.
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:

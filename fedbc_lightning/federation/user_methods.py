@@ -40,21 +40,6 @@ def update_clients(algorithm: FederatedAlgorithm, engine: BaseEngine, cohort: Co
         )
 
 
-def check_left_behind(algorithm: FederatedAlgorithm, cohort: Cohort) -> None:
-    """Raise if the method or one of its parts has given a cohort an attribute, which outlives nothing.
-
-    Raises:
-        ConfigurationError: There is such an attribute.
-    """
-    strange = cohort.strange_attributes()
-    if strange:
-        raise ConfigurationError(
-            f"algorithm: {type(algorithm).__name__} sets cohort.{strange[0]}, which is not kept; write "
-            f"cohort.stage('{strange[0]}', ...) for declared state, or cohort.messages['{strange[0]}'] = ... for what "
-            "a server part reads."
-        )
-
-
 def call_parts(parts: Sequence[ServerCallback], hook: str, server: ServerState, *args: Any) -> None:
     """Call a hook of all server parts.
 
@@ -186,23 +171,21 @@ class UndeclaredState:
             return
         # Values are described by hashes up to a budget: a part may hold a data set.
         left = Budget(map(id, self._owners))
-        values = {
-            f"{type(owner).__name__}.{name}": value for owner in self._owners for name, value in vars(owner).items()
+        before = self._after
+        self._after = {
+            f"{type(owner).__name__}.{name}": left.describe(value)
+            for owner in self._owners
+            for name, value in vars(owner).items()
+            if not isinstance(value, bool)
         }
-        before, self._after = self._after, {name: left.describe(value) for name, value in values.items()}
-        changed = [
-            name
-            for name, now in self._after.items()
-            if self._num_rounds > 1 and before.get(name) != now and not isinstance(values[name], bool)
-        ]
-        if changed:
+        changed = [name for name, now in self._after.items() if before.get(name) != now]
+        if changed and self._num_rounds > 1:
             self._num_rounds = NUM_ROUNDS
             name = changed[0].partition(".")[2]
-            kind = "vector" if isinstance(values[changed[0]], Tensor) else "scalar"
             rank_zero_info(
                 f"algorithm: {', '.join(changed[:3])} changed from one round to the next and is not declared: no "
                 "checkpoint holds it, so a resumed run loses it. Declare it in declare_state with "
-                f"state.server_{kind}('{name}'), read server['{name}'] and write server.stage('{name}', value); state "
-                f"of clients is state.client_{kind}. If it is not needed after its round, set it to None in "
-                "on_round_end (see docs/howto/new_method.md; said once)."
+                f"state.server_vector('{name}') or server_scalar, read server['{name}'] and write "
+                f"server.stage('{name}', value); state of clients is state.client_vector or client_scalar. If it is "
+                "not needed after its round, set it to None in on_round_end (see docs/howto/new_method.md; said once)."
             )

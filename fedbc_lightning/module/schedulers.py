@@ -284,9 +284,8 @@ def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
         return
     configs, reads = configured.schedulers, sorted(user.shim.reads & {"current_epoch", "global_step"})
     total = max_epochs if configs[0].interval == "epoch" else max_steps
-    if any(config.reduce_on_plateau for config in configs):
-        problem: str | None = "one that monitors a metric needs those of all earlier epochs, which are not kept"
-    elif overrides(user.module, "lr_scheduler_step", LightningModule):
+    problem: str | None
+    if overrides(user.module, "lr_scheduler_step", LightningModule):
         problem = "the module's own lr_scheduler_step may depend on more than their count"
     elif len({c.interval for c in configs}) > 1 or any(c.interval == "step" and c.frequency > 1 for c in configs):
         problem = "both intervals at once, or a frequency above 1 of interval step, need more than one count"

@@ -92,7 +92,9 @@ def set_up(
         settings.buffers, settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved),
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
-    evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
+    evaluator = Evaluator(
+        fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
+    )
     run = Run(request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path)
     if request.fn == TrainerFn.FITTING:
         check_what_schedulers_monitor(run)

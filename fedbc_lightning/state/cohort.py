@@ -100,6 +100,14 @@ class Cohort:
         records: One dict per client that becomes its row in ``clients.csv``.
     """
 
+    # A method that sets an attribute of its own would lose it after the cohort: state is declared and staged, and what
+    # a server part reads is a message. So Python refuses any other name at the very line that sets it.
+    __slots__ = (
+        "_device", "_num_samples", "_staged", "_state", "_store", "buffers", "counters", "gradient_mean", "ids", "kept",
+        "local", "losses", "messages", "positions", "records", "start_buffers", "start_counters", "start_kept",
+        "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
+    )  # fmt: skip
+
     def __init__(self, ids: list[int], positions: list[int], num_samples: list[int], store: ClientStore,
                  device: torch.device) -> None:  # fmt: skip
         self.ids = ids
@@ -124,7 +132,6 @@ class Cohort:
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
-        self._num_attributes = len(vars(self)) + 1
 
     def __len__(self) -> int:
         """Number of clients, K."""
@@ -145,10 +152,6 @@ class Cohort:
     def __contains__(self, name: object) -> bool:
         """Return whether a client state of this name is declared."""
         return isinstance(name, str) and name in self._store
-
-    def strange_attributes(self) -> list[str]:
-        """Return the names of attributes that somebody else has set."""
-        return [] if len(vars(self)) == self._num_attributes else list(vars(self))[self._num_attributes :]
 
     def take(self, result: LocalResult) -> None:
         """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""

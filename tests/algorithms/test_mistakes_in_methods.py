@@ -43,10 +43,6 @@ def own(**methods):
     return type("Mine", (Own,), methods)()
 
 
-def setting(name):
-    return lambda self, cohort, server: setattr(cohort, name, torch.zeros(len(cohort)))
-
-
 @pytest.mark.parametrize(
     ("methods", "says"),
     [
@@ -60,11 +56,6 @@ def setting(name):
             r"a row for each client, was given the shape \(\d, 2\); give a tensor of the shape \(\d,\)",
         ),
         ({"after": lambda self, c, s: c.stage("rate", 3.0)}, r"was given 3.0; give a tensor"),
-        ({"after": setting("rate")}, r"Mine sets cohort.rate, which is not kept; write cohort.stage\('rate', ...\)"),
-        (
-            {"after": setting("mesage")},
-            r"Mine sets cohort.mesage, .* cohort.messages\['mesage'\] = ... for what a server",
-        ),
         ({"after": lambda self, c, s: s["zz"]}, r"server\['zz'\] is no declared state; did you mean 'z'"),
         (
             {"after": lambda self, c, s: s.staged("epsilon")},

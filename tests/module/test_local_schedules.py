@@ -303,7 +303,7 @@ def constant(optimizer, module):
 
 
 REFUSED = [
-    ({"make": lambda o, m: lr_scheduler.ReduceLROnPlateau(o)}, "one that monitors a metric needs those of all"),
+    ({"make": lambda o, m: lr_scheduler.ReduceLROnPlateau(o)}, r"not be stepped \d+ times \(TypeError: .*metrics"),
     ({"make": constant, "interval": "step", "frequency": 2}, "or a frequency above 1 of interval step"),
     ({"make": lambda o, m: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), "interval": "step"},
      r"OneCycleLR could not be stepped 27 times \(ValueError: Tried to step 10 times"),

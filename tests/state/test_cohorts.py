@@ -131,6 +131,8 @@ def test_scalars_staged_cohort_after_cohort():
 
 def test_state_is_read_by_its_name_and_what_is_not_declared_is_refused():
     cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    with pytest.raises(AttributeError, match="rate"):
+        cohort.rate = 0.1  # it would be lost after the round
     assert cohort["moment"].shape == (2, 7)
     cohort.stage("dual", torch.tensor([2.0, 3.0], dtype=torch.float64))
     assert (cohort["dual"].tolist(), cohort.staged("dual").tolist()) == ([1.0, 1.0], [2.0, 3.0])
