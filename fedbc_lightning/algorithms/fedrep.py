@@ -34,7 +34,7 @@ class FedRep(FedAvg):
     Local model:
         A client's own model is z with h_i.
     Degenerate cases:
-        With a frozen head, FedBABU, ``head_epochs`` is 0.
+        With a frozen head it is FedBABU.
     Departures:
         Algorithm 1 takes τ steps on the head and one on the body; here both are epochs, as in the authors' experiments.
         The mean is weighted by samples; ``weighting: uniform`` is the paper's.

@@ -133,7 +133,7 @@ class StepFunction:
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout, name: str = "training_step") -> None:
-        self.user, self.layout, self._name = user, layout, name
+        self.user, self.layout = user, layout
         self._step = Step(user.module, name, user.takes_index[name])
         self._names = [f"module.{entry.name}" for entry in layout.entries]
 

@@ -1,4 +1,4 @@
-"""Gradient terms, which a method adds to the client's loss and whose gradients have a closed form.
+"""What a method adds to a client's local steps: gradient terms with a closed form, and moves of w after each step.
 
 The engine adds a term's gradient once per optimizer step, after gradient accumulation and unscaling and before
 clipping, for the trainable parameters only. Therefore a term works with any optimizer.
@@ -166,7 +166,6 @@ class MixWith:
         target: The target z + θ_i, (d,) or (K, d).
 
     Example:
-        >>> import torch
         >>> w = torch.tensor([[2.0]])
         >>> MixWith(1.0, torch.tensor([0.0])).apply(w, torch.tensor([[1.0]]))
         >>> w

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -228,9 +229,10 @@ class UserModule:
             return output, output
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if output is not None and not isinstance(loss, Tensor):
+            got = f"a dict of {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
             raise ConfigurationError(
-                f"model: training_step returned {type(output).__name__}; return the loss as a tensor, a dict with "
-                "'loss', or None to skip the step."
+                f"model: training_step returned {got}; return the loss as a tensor, a dict with a "
+                "tensor 'loss', or None to skip the step."
             )
         return loss, output
 
@@ -299,6 +301,13 @@ def check_module(module: Any) -> None:
                 f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
                 "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
             )
+    for step in STEPS:
+        for taken in inspect.signature(getattr(module, step)).parameters.values():
+            # Lightning gives these to steps of several loaders, and to steps that take batches themselves.
+            if taken.name == "dataloader_iter" or (taken.name == "dataloader_idx" and taken.default is taken.empty):
+                raise ConfigurationError(
+                    f"model: {name}.{step} takes {taken.name}, but a split has one loader; take (batch, batch_idx)."
+                )
 
 
 def unwrapped(model: Any) -> Any:

@@ -293,11 +293,15 @@ class FitResult(RunRecord):
         return ax
 
     def __repr__(self) -> str:
+        if not self.folder.is_dir():  # a repr must not raise
+            return f"{self.method or 'A run'}: its folder {self.folder} is not there any more"
         table = self.summary.to_string(float_format=decimals, na_rep="")
         return "\n".join([self._headline, table, self._how_chosen])
 
     def _repr_html_(self) -> str:
         """Show the run as a table in a notebook."""
+        if not self.folder.is_dir():
+            return html.escape(repr(self))
         table = self.summary.to_html(float_format=decimals, na_rep="", border=0)
         return f"<div>{html.escape(self._headline)}</div>{table}<div>{html.escape(self._how_chosen)}</div>"
 

@@ -117,7 +117,11 @@ class ServerCallback:
         """Stage the state of clients that have trained, and add their messages to the sums; skip invalid clients."""
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Stage the server's next state from the reduced sums."""
+        """Stage the server's next state from the reduced sums.
+
+        In an asynchronous round nobody may have started: then ``sums[name]`` is a KeyError and
+        ``sums.total(name, size)`` is 0.
+        """
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
         """Inspect the whole round, i.e. ``server.records`` of all clients and the staged values, and log numbers."""

@@ -73,7 +73,7 @@ def _warn_of_sweeps(penalty: Penalty) -> None:
 
 
 class SmoothedAverage(ServerCallback):
-    """Sets z to the smoothed centre of the w_i under a penalty (:func:`~fedbc_lightning.server.smoothed_center`).
+    """Sets z to the smoothed centre of the w_i under a penalty, see :func:`smoothed_center` of this file.
 
     The buffers are the plain mean of the same models' buffers.
 

@@ -359,9 +359,11 @@ class Jobs:
             raise ConfigurationError(
                 f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
             ) from None
-        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
+        except RuntimeError as error:  # there is no such scheduler here
+            raise ConfigurationError(f"backend: {study.backend}: {first_line(error)}") from None
+        except (NameError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(
-                f"backend: {study.backend}, resources: {first_line(error).rstrip('.')}; they have submitit's names, "
+                f"resources: {first_line(error).rstrip('.')}; they have submitit's names, "
                 "e.g. timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
             ) from None
         runs = [study.given, study.part, list(study.variants), [method.name for method in study.methods]]

@@ -170,6 +170,6 @@ def test_a_run_without_the_command_line_says_how_to_go_on_in_python(project):
 def test_a_pipe_gets_plain_lines(project):
     done = run_python(FIT, project)
     assert done.returncode == 0
-    assert "loading PyTorch" not in done.stdout
+    assert "Loading PyTorch" not in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stdout)
     assert len(re.findall(r"^round +\d+/2  train/loss ", done.stdout, re.M)) == 2
