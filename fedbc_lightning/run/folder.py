@@ -13,6 +13,12 @@ from fedbc_lightning.run.lock import NAME, RunLock
 LAST = Path("checkpoints", "last.ckpt")
 TABLES = ("metrics.csv", "clients.csv", "evaluation.csv")
 
+_MADE_AT_THE_START = re.compile(
+    r"(\.lock|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
+    r"events\.out\.tfevents\..*)(\.tmp)?"
+)
+
+
 _OF_RUN = re.compile(r"version_\d+|[^\W\d]\w*-\d+(-\d+)?")
 """A method, a seed, and a number from the second run of both on; older versions called their folders ``version_k``."""
 
@@ -50,7 +56,9 @@ def _age(folder: Path) -> tuple[int, list[int]]:
 
 
 def claim(folder: Path, label: str, lock: RunLock) -> Path:
-    """Make and lock the first free run folder; two runs that start at the same time get different ones.
+    """Make and lock the next free run folder; two runs that start at the same time get different ones.
+
+    The folder of a run that ended before its first checkpoint, by a kill or a mistake, is emptied and taken again.
 
     Args:
         folder: Folder of the experiment, which is made if it is not there.
@@ -60,19 +68,49 @@ def claim(folder: Path, label: str, lock: RunLock) -> Path:
     Raises:
         ConfigurationError: The folder cannot be written.
     """
-    number = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        taken = {_number(path, label): path for path in folder.glob(f"{label}*") if _number(path, label) >= 0}
+        for _, old in sorted(taken.items()):
+            if _is_abandoned(old) and lock.try_take(old):
+                _empty(old)
+                return old
+        k = max(taken, default=-1) + 1
         while True:
-            path = folder / (f"{label}-{number}" if number else label)
-            # To make a folder is atomic, on network file systems too; to look first whether it is there would not be.
+            path = folder / (f"{label}-{k}" if k else label)
             with suppress(FileExistsError):
                 path.mkdir()
-                lock.take(path)
-                return path
-            number += 1
+                if lock.try_take(path):
+                    return path
+            k += 1
     except OSError as error:
         raise ConfigurationError(f"trainer.default_root_dir: cannot write to '{folder}' ({error.strerror}).") from error
+
+
+def _number(folder: Path, label: str) -> int:
+    """Return how many run folders with this label were made before this one; -1 if it is none of them."""
+    found = re.fullmatch(re.escape(label) + r"(?:-(\d+))?", folder.name)
+    return -1 if found is None else int(found[1] or 0)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether the folder holds only what a run writes before its first checkpoint, at most row 0 of tables."""
+    names = [path.name for path in folder.iterdir()]
+    if (names and NAME not in names) or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
+        return False
+    if any(not path.name.endswith((".tmp", ".bin")) for path in (folder / LAST.parent).glob("*")):
+        return False
+    tables = [folder / name for name in ("metrics.csv", "clients.csv") if name in names]
+    return all(len(table.read_bytes().splitlines()) <= 2 for table in tables)
+
+
+def _empty(folder: Path) -> None:
+    """Remove all files but the lock; :func:`_is_abandoned` has checked that none of them is the user's."""
+    for path in [*(folder / LAST.parent).glob("*"), *folder.iterdir()]:
+        if path.name == LAST.parent.name:
+            path.rmdir()
+        elif path.name != NAME:
+            path.unlink()
 
 
 def last_checkpoint(folder: Path) -> Path | None:

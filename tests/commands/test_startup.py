@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,10 +106,7 @@ def test_a_process_ends_in_silence(tmp_path):
     assert "--trainer.max_rounds" in done.stdout
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_digits_are_those_of_scikit_learn(is_there, monkeypatch, tmp_path):
-    if not is_there:
-        monkeypatch.setattr(vision, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
+def test_digits_are_those_of_scikit_learn():
     images, targets = vision.read_digits()
     expected_images, expected_targets = load_digits(return_X_y=True)
     np.testing.assert_array_equal(images, expected_images)

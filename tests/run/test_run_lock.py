@@ -1,4 +1,4 @@
-"""One process at a time writes to a run folder."""
+"""One process writes to a run folder; what was started and never recorded is taken again."""
 
 import os
 import signal
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.boring import BoringData, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
 
 from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import lock as run_lock
 from fedbc_lightning.run.lock import RunLock
 
@@ -58,6 +59,29 @@ def fit(root, callbacks=None, model=None, **options):
     trainer = make_trainer(root, callbacks=callbacks, **options)
     trainer.fit(make_model() if model is None else model, BoringData(), FedAvg(), ckpt_path="last")
     return trainer
+
+
+class Stops(BoringModel):
+    def test_step(self, batch, batch_idx):
+        raise RuntimeError("stop here")
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tmp_path):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stop here"):
+            fit(tmp_path, model=make_model(Stops), logger=True)
+    killed = tmp_path / "default" / "FedAvg-1"
+    (killed / "metrics.csv").write_text("round,train/loss\n0,1.0\n")  # by a kill just before last.ckpt
+    (killed / "checkpoints").mkdir()
+    (killed / "checkpoints" / "last.ckpt.tmp").touch()
+    trainer = fit(tmp_path, logger=True)
+    assert os.listdir(tmp_path / "default") == ["FedAvg-1"]
+    assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 4
+    assert len(list(killed.glob("events*"))) == 1
+    (tmp_path / "other" / "FedAvg-1").mkdir(parents=True)
+    (tmp_path / "other" / "FedAvg-1" / "notes.txt").touch()  # what people put into a folder is never removed
+    with RunLock() as lock:
+        assert run_folder.claim(tmp_path / "other", "FedAvg-1", lock).name == "FedAvg-1-1"
 
 
 @pytest.mark.filterwarnings("ignore:seed was")
