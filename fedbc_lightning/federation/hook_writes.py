@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.state import WrittenParametersError
 
 # Hooks whose writes change the initial model
@@ -71,20 +72,25 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         is_resumed: Whether the run continues from a checkpoint.
 
     Raises:
-        ConfigurationError: A hook replaced parameters instead of writing into them, or froze or thawed some.
+        ConfigurationError: A hook added or replaced parameters instead of writing into them, or froze or thawed some.
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
     is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
     before = Weights.of(federation, with_frozen=is_resumed and is_heard)
     yield
     if is_heard:
-        federation.layout.check_replaced()
+        federation.layout.check_replaced(at_start=True)
     after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     _share_scratch(federation)
     if is_resumed:
         federation.layout.frozen.write(before.frozen)
         federation.load_global()
+        if after.differs_from(before):
+            rank_zero_info(
+                "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
+                "(on_fit_start, on_train_start) is not taken again."
+            )
     # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
     elif any(gather_objects(federation.fabric, after.differs_from(before))) or federation.fabric.world_size > 1:
         after = after.of_process_0(federation)
@@ -101,9 +107,10 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before = Weights.of(federation)
+    before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
     yield
     after = Weights.of(federation)
+    _say_that_scratch_is_put_back(federation.user, hook, scratch)
     if not any(gather_objects(federation.fabric, after.differs_from(before))):
         return
     after = after.of_process_0(federation)
@@ -153,6 +160,20 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     rank_zero_info(
         f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
         "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
+    )
+
+
+def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[Tensor]) -> None:
+    """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
+    written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
+    names = [name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written)]
+    if not names or user.has_told_scratch:
+        return
+    user.has_told_scratch = True
+    rank_zero_info(
+        f"model: {hook} wrote into '{names[0]}', a buffer with persistent=False: each client finds there what it held "
+        "when training began. Register it with persistent=True, and what is written becomes part of the global model "
+        "(said once)."
     )
 
 

@@ -90,8 +90,8 @@ class ParameterLayout:
         master_dtype: Dtype of the vector: float32 if `dtype` has two bytes, else `dtype`.
 
     Raises:
-        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, or some are kept
-            and others stand in no group.
+        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, one stands
+            twice in the groups, or some are kept and others stand in no group.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class ParameterLayout:
         self.dtype = _common_dtype(named)
         # Half precision would lose steps below its spacing (bfloat16: 0.4 %), so the server and w are float32.
         self.master_dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
-        grouped = [[p for p in group if p in named] for group in groups]
         place = {p: k for k, p in enumerate(named)}
         kept = {p for p, name in named.items() if name in kept_names}
-        ordered = [sorted(group, key=place.__getitem__) for group in grouped]
+        ordered = [sorted((p for p in group if p in named), key=place.__getitem__) for group in groups]
         # Kept parameters stand behind all shared ones, so that z is the leading part of a row and methods need not know
         # of them; each optimizer group then has up to two slices.
         shared_groups = [[p for p in group if p not in kept] for group in ordered]
         kept_groups = [[p for p in group if p in kept] for group in ordered]
         order = [p for group in (*shared_groups, *kept_groups) for p in group]
-        self.num_grouped = len(order)
-        in_a_group = set(order)
+        self.num_grouped, in_a_group = len(order), set(order)
+        if len(in_a_group) < len(order):
+            raise ConfigurationError("model: a parameter stands twice in the groups of the optimizer; give it once.")
         ungrouped = [p for p in named if p not in in_a_group]
         if kept and ungrouped:
             raise ConfigurationError(
@@ -206,19 +206,22 @@ class ParameterLayout:
         if written:
             raise WrittenParametersError(written)
 
-    def check_replaced(self) -> None:
-        """Raise if a trained parameter is another object than when the layout was made.
+    def check_replaced(self, *, at_start: bool = False) -> None:
+        """Raise if a trained parameter, or ``at_start`` any parameter, is another object than in the layout.
 
         Raises:
-            ConfigurationError: A parameter is another object now; the message names it.
+            ConfigurationError: A parameter is another object now, or is new; the message names it.
         """
         now = dict(self._module.named_parameters())
-        for parameter, entry in zip(self.parameters, self.entries, strict=True):
-            if now.get(entry.name) is not parameter:
-                raise ConfigurationError(
-                    f"model: parameter '{entry.name}' was replaced by another one, which nothing would train or send; "
-                    "write into it (copy_, load_state_dict), or make it in __init__ or configure_model."
-                )
+        lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
+        if at_start:
+            known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for _, m, n in self._buffers)}
+            lost += [name for name, parameter in now.items() if parameter not in known]
+        if lost:
+            raise ConfigurationError(
+                f"model: parameter '{lost[0]}' was replaced by another one, or added, which nothing would train or "
+                "send; write into it (copy_, load_state_dict), or make it in __init__ or configure_model."
+            )
 
     def held_part(self, trains: str) -> slice | None:
         """Return the part of a row that a training of the ``"shared"`` or ``"local"`` parameters leaves as it is."""

@@ -78,7 +78,7 @@ def test_a_round_that_fails_takes_its_hooks_weights_back(tmp_path):
     assert torch.equal(saved["net.0.weight"], before)
 
 
-def test_a_resumed_run_does_not_take_the_start_again(tmp_path):
+def test_a_resumed_run_does_not_take_the_start_again(tmp_path, caplog):
     class Random(Pretrained):
         def fill(self) -> None:
             super().fill()
@@ -91,9 +91,22 @@ def test_a_resumed_run_does_not_take_the_start_again(tmp_path):
         trainer.fit(model, BoringData(), FedAvg(), path)
         return state_of(trainer)
 
-    whole = fit(tmp_path / "whole", 3, seed=5)
-    fit(tmp_path / "parts", 2, seed=5)
-    assert_equal_trees(fit(tmp_path / "parts", 3, seed=6, path="last"), whole)
+    with caplog.at_level("INFO"):
+        whole = fit(tmp_path / "whole", 3, seed=5)
+        fit(tmp_path / "parts", 2, seed=5)
+        assert "is not taken again" not in caplog.text
+        assert_equal_trees(fit(tmp_path / "parts", 3, seed=6, path="last"), whole)
+    assert caplog.text.count("what hooks wrote into them at the start (on_fit_start, on_train_start) is not taken") == 1
+
+
+def test_what_round_hooks_write_into_a_buffer_that_does_not_travel_is_told_once(tmp_path, caplog):
+    class Scratch(Pretrained):
+        def on_round_start(self):
+            self.offset += 1
+
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, max_rounds=2).fit(make_model(Scratch), BoringData(), FedAvg())
+    assert caplog.text.count("on_round_start wrote into 'offset', a buffer with persistent=False") == 1
 
 
 def replace_layer(module):
@@ -104,12 +117,22 @@ def replace_weight(module):
     module.net[0].weight = torch.nn.Parameter(module.net[0].weight.detach().clone())
 
 
+def add_layer(module):
+    module.extra = torch.nn.Linear(3, 3)
+
+
+def replace_frozen(module):
+    module.frozen = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+
+
 def thaw_by_round(module):
     module.net[0].requires_grad_(module.trainer.current_round == 1)
 
 
 REFUSED = [
     ("on_fit_start", replace_layer, r"parameter 'net\.3\.weight' was replaced by another one"),
+    ("on_train_start", add_layer, r"parameter 'extra\.weight' was replaced by another one, or added"),
+    ("on_fit_start", replace_frozen, r"parameter 'frozen' was replaced by another one, or added"),
     ("on_fit_start", lambda module: module.net[0].requires_grad_(False), r"requires_grad of 'net\.0\.weight' was ch"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
     ("on_round_start", thaw_by_round, r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"),
@@ -118,7 +141,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("hook", "function", "message"), REFUSED)
 def test_parameters_that_are_replaced_frozen_or_thawed_are_refused(tmp_path, hook, function, message):
-    model = make_model(type("Hooked", (BoringModel,), {hook: lambda self, *args: function(self)}))
+    model = make_model(type("Hooked", (Pretrained,), {hook: lambda self, *args: function(self)}))
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path).fit(model, BoringData(), FedAvg())
 

@@ -87,6 +87,14 @@ def test_what_cannot_be_a_vector_is_refused_by_name(module, message):
         ParameterLayout(module)
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_twice_in_a_group_is_refused():
+    layer = nn.Linear(2, 2)
+    groups = torch.optim.SGD([layer.weight, layer.bias, layer.weight], lr=0.1).param_groups
+    with pytest.raises(ConfigurationError, match="a parameter stands twice in the groups of the optimizer"):
+        ParameterLayout(layer, [group["params"] for group in groups])
+
+
 def test_tied_weights_are_one_entry():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
