@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -20,23 +19,31 @@ CPU = torch.device("cpu")
 
 
 # Data of several clients are joined in memory if their transforms are equal, so these are compared by their numbers.
-@dataclass
-class Scale:
+class Scale(nn.Module):
     """Converts uint8 pixels to float32 and multiplies them by a factor; instances with the same factor are equal.
 
     Args:
         factor: Factor of the pixels, e.g. 1/255 for values in [0, 1].
     """
 
-    factor: float
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __eq__(self, other: object) -> bool:
+        """Return whether ``other`` is a Scale by the same factor, so that data sets with both may be joined."""
+        return type(other) is Scale and other.factor == self.factor
+
+    def __hash__(self) -> int:
+        """Return the hash of the factor."""
+        return hash((Scale, self.factor))
+
+    def forward(self, images: Tensor) -> Tensor:
         """Convert images ``(B, ...)`` from uint8 to float32."""
         return images.to(torch.float32).mul_(self.factor)
 
 
-@dataclass
-class Normalize:
+class Normalize(nn.Module):
     """Converts pixels in 0..255 to float32, subtracts a mean and divides by a standard deviation, per channel.
 
     Instances with the same mean and standard deviation are equal.
@@ -50,13 +57,20 @@ class Normalize:
         [-1.0, 1.0]
     """
 
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    def __post_init__(self) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.mean, self.std = tuple(mean), tuple(std)
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __eq__(self, other: object) -> bool:
+        """Return whether ``other`` is a Normalize by the same numbers, so that data sets with both may be joined."""
+        return type(other) is Normalize and (other.mean, other.std) == (self.mean, self.std)
+
+    def __hash__(self) -> int:
+        """Return the hash of mean and standard deviation."""
+        return hash((Normalize, self.mean, self.std))
+
+    def forward(self, images: Tensor) -> Tensor:
         """Convert images ``(B, C, H, W)`` from integers to normalised float32."""
         if images.device not in self._on:
             mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))

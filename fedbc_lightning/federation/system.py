@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments, within
+from fedbc_lightning.core.checks import FINITE, above, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
@@ -22,11 +22,11 @@ class Lognormal:
 
     Attributes:
         median: Median > 0 of the numbers.
-        sigma: Standard deviation σ ≥ 0 of their logarithm; with 1.0 a tenth of the clients lies above 3.6 medians.
+        sigma: Standard deviation of their logarithm, in [0, 10]; with 1.0 a tenth of clients lies above 3.6 medians.
     """
 
     median: Annotated[float, above(0), FINITE]
-    sigma: Annotated[float, at_least(0), FINITE] = 1.0
+    sigma: Annotated[float, within(0, 10)] = 1.0
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,10 @@ class Partition(Sequence[np.ndarray]):
         if is_wrong.any():
             # A sample at two clients comes before one at none: it may be the reason why the other is missing.
             sample = int(times.argmax()) if times.max() > 1 else int(times.argmin())
+            leave_out = "; say `complete = False` in the partitioner's class if some are meant to be left out"
             raise ConfigurationError(
                 f"{is_wrong.sum()} of {num_samples} samples are not given {'exactly' if complete else 'at most'} once: "
-                f"sample {sample} is given {times[sample]} times; say `complete = False` in the partitioner's class if "
-                "some are meant to be left out"
+                f"sample {sample} is given {times[sample]} times" + ("" if times[sample] else leave_out)
             )
 
     def hash(self) -> str:

@@ -72,6 +72,15 @@ def test_normalize_and_scale():
     assert images.flatten().tolist() == [0, 255, 51, 102]
 
 
+@pytest.mark.parametrize(("make", "others"), [(Scale, [[2.0], [3.0]]), (Normalize, [[[0.5], [0.5]], [[0.5], [0.2]]])])
+def test_normalize_and_scale_are_modules_and_equal_by_their_numbers(make, others):
+    first, second = (make(*numbers) for numbers in others)
+    images = random_images()
+    assert torch.equal(torch.nn.Sequential(first)(images), first(images))
+    assert {first, make(*others[0])} == {first} != {second}
+    assert MNISTDataModule("none", IID(2), transform=first).transform is not None
+
+
 # torchvision's random transforms
 
 

@@ -66,6 +66,7 @@ def test_the_hash_is_of_who_has_what_in_which_order():
 def test_check_names_a_wrong_sample(parts, complete, words):
     message = refusal(lambda: Partition.from_parts([np.array(part, int) for part in parts]).check(5, complete=complete))
     assert all(word in message for word in words), message
+    assert ("complete = False" in message) == ("0 times" in message)  # which does not help if one is given twice
     Partition.from_parts([np.array([3]), np.array([0])]).check(5, complete=False)
 
 
