@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
+from fedbc_lightning.data.loading import stack
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
 from .own_rows import check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
+    from pyarrow import ChunkedArray
     from transformers import PreTrainedTokenizerBase
 
 # What datasets.load_dataset calls the reader of a file's kind
@@ -145,9 +146,10 @@ class HuggingFaceDataModule(IndexedDataModule):
         if labels is not None:
             rows = rows.add_column("labels", labels.tolist())
         rows = rows.with_format("torch")  # numbers are int64 and float32, which torch's own collate function stacks
-        wrong = [name for name, value in rows[0].items() if isinstance(value, str)] if len(rows) else []
-        if wrong:
-            raise ConfigurationError(f"data.columns: '{wrong[0]}' holds {rows[0][wrong[0]]!r}, which is no number")
+        for name in self.columns if len(rows) else []:
+            value = None if _has_none(rows.data.column(name)) else rows[0][name]
+            if not isinstance(value, Tensor):
+                raise ConfigurationError(f"data.columns: '{name}' holds {value!r}, which is no number")
         is_class = labels is not None and labels.dtype.kind == "i"
         return LoadedData(rows, labels if is_class else None)
 
@@ -177,7 +179,15 @@ class HuggingFaceDataModule(IndexedDataModule):
         batch = tokenizer.pad([{key: row[key].tolist() for key in keys} for row in samples], return_tensors="pt")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
         others = [{key: value for key, value in row.items() if key not in keys} for row in samples]
-        return {"labels": labels, **batch, **default_collate(others)}
+        return {"labels": labels, **batch, **stack(others)}
+
+
+def _has_none(column: ChunkedArray) -> bool:
+    """Return whether a value of a column is missing, or one in its lists, which would become NaN without a word."""
+    from pyarrow import compute, types
+
+    is_list = any(is_kind(column.type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    return bool(column.null_count) or (is_list and _has_none(compute.list_flatten(column)))
 
 
 def _load_rows(path: str, subset: str | None, split: str) -> Rows:

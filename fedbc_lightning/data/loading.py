@@ -197,7 +197,7 @@ class ClientLoader:
             # torch draws the base seed of the workers even if there are none; by default from the global generator, on
             # which dropout depends.
             generator=self.sampler.generator("workers"),
-            **{"collate_fn": _stack, **self._options},
+            **{"collate_fn": stack, **self._options},
         )
 
 
@@ -206,7 +206,12 @@ def _cut(tensor: Tensor, size: int) -> Sequence[Tensor]:
     return (tensor,) if tensor.size(0) <= size else tensor.split(size)
 
 
-def _stack(samples: list[Any]) -> Any:
+def stack(samples: list[Any]) -> Any:
+    """Make a batch of samples as torch does.
+
+    Raises:
+        ConfigurationError: They cannot be stacked.
+    """
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError) as error:
@@ -227,7 +232,7 @@ def num_batches(num_samples: Number, batch_size: int, drop_last: bool = False) -
 
 
 class ClientLoaders(Sequence[ClientLoader]):
-    """The loaders of K clients' batches in one round, each made when it is asked for.
+    """The loaders of K clients' batches in one round or evaluation, each made when it is asked for.
 
     To make a loader costs as much as the arithmetic of a small client's step. Batches that are gathered from tensors in
     memory need the first loader alone: the others differ from it in their data sets and clients.

@@ -148,6 +148,23 @@ def test_a_mistake_is_one_line(csv, name):
         next(iter(ready(csv, **options).client_train_dataloader(0)))
 
 
+@pytest.mark.parametrize(
+    "values", [[1.0, None], [[1.0, 2.0], [3.0, None]], [["a"], ["b"]], [[], ["b"]], [{"a": 1}, {"a": 2}]]
+)
+def test_a_column_holds_numbers_alone(tmp_path, values):
+    datasets.Dataset.from_dict({"x": values * 10}).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(ConfigurationError, match=r"data\.columns: 'x' holds .*, which is no number"):
+        ready(str(tmp_path / "rows"), columns=["x"])
+
+
+def test_lists_of_unequal_length_beside_tokens_are_refused(tmp_path, tokenizer):
+    rows = [{"line": "the sun", "x": [1.0] * (1 + k % 2)} for k in range(20)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "rows"))
+    data = ready(str(tmp_path / "rows"), text="line", tokenizer=tokenizer, columns=["x"], batch_size=20)
+    with pytest.raises(ConfigurationError, match=r"data: samples cannot be stacked .* give data\.collate_fn"):
+        next(iter(data.pooled_dataloader("train")))
+
+
 def test_what_is_not_there_or_of_unequal_length_is_one_line(tmp_path, monkeypatch):
     datasets.Dataset.from_list([{"x": [1.0] * (1 + k % 3)} for k in range(40)]).save_to_disk(str(tmp_path / "odd"))
     with pytest.raises(ConfigurationError, match=r"samples cannot be stacked into a batch .*give data\.collate_fn"):
