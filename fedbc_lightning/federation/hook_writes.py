@@ -13,7 +13,6 @@ from torch import Tensor
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.state import WrittenParametersError
 
 # Hooks whose writes change the initial model
@@ -110,7 +109,7 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
     yield
     after = Weights.of(federation)
-    _say_that_scratch_is_put_back(federation.user, hook, scratch)
+    _say_that_scratch_is_put_back(federation, hook, scratch)
     if not any(gather_objects(federation.fabric, after.differs_from(before))):
         return
     after = after.of_process_0(federation)
@@ -163,18 +162,17 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     )
 
 
-def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[Tensor]) -> None:
+def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor]) -> None:
     """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
+    user = federation.user
     written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
     names = [name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written)]
-    if not names or user.has_told_scratch:
-        return
-    user.has_told_scratch = True
-    rank_zero_info(
-        f"model: {hook} wrote into '{names[0]}', a buffer with persistent=False: each client finds there what it held "
-        "when training began. Register it with persistent=True, and what is written becomes part of the global model "
-        "(said once)."
-    )
+    if names:
+        federation.bench.say(
+            f"model: {hook} wrote into '{names[0]}', a buffer with persistent=False: each client finds there what it "
+            "held when training began. Register it with persistent=True, and what is written becomes part of the "
+            "global model (said once)."
+        )
 
 
 def _share_scratch(federation: Federation) -> None:

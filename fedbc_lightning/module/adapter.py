@@ -103,7 +103,6 @@ class UserModule:
     Attributes:
         log: What the module gets as its ``self.log``.
         scratch: The buffers that do not travel, each with the values that every client finds in it.
-        has_told_scratch: Whether the user was told that what hooks of rounds write into them has no effect.
         has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
         place: Client, stage and round of the current evaluation, for a note on an exception.
 
@@ -139,7 +138,6 @@ class UserModule:
         self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
-        self.has_told_scratch = False
         self.place = ""
         self._modes = [(m, m.training) for m in module.modules()]
         self.takes_index = {

@@ -40,7 +40,7 @@ class Setting:
         vectors: Client vectors to compare.
         server: Server vectors to compare.
         tolerance: Largest difference allowed; section 4.1 asks for 1e-6.
-        options: Of the trainer, where the algorithm needs them; they go before what a test asks for.
+        options: Settings of the trainer that the algorithm needs; they override those of a test.
     """
 
     name: str
