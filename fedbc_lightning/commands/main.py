@@ -10,6 +10,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 import time
 import warnings
@@ -109,11 +110,12 @@ def main(args: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
-        try:
-            _load(typed)
-        except KeyboardInterrupt:
-            print(f"\n{PROG}: interrupted before the run began", file=sys.stderr)
-            return 130
+        raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it does unless it is ignored
+        if raises:
+            signal.signal(signal.SIGINT, _end_before_the_run)
+        _load(typed)
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     return _run(words, is_of_studies=is_of_studies, started=started)
 
 
@@ -121,6 +123,12 @@ def _escape_what_cannot_be_shown() -> None:
     r"""Print ``\u03bb`` for a λ that standard output's encoding lacks, as on standard error, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _end_before_the_run(*_: object) -> None:
+    """End at once: a ``KeyboardInterrupt`` may be lost in what is imported, or change the status at the end."""
+    os.write(2, f"\n{PROG}: interrupted before the run began\n".encode())
+    os._exit(130)
 
 
 def _load(words: list[str]) -> None:
