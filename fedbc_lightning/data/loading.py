@@ -181,7 +181,7 @@ class ClientLoader:
             form = torch.contiguous_format
             return ([tensor[start:end].clone(memory_format=form) for tensor in tensors] for start, end in ends)
         rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
-        chunks = _cut(rows if total == len(rows) else rows[:total], size)
+        chunks = _cut(rows[:total] if self.drop_last else rows, size)
         return ([tensor.index_select(0, chosen) for tensor in tensors] for chosen in chunks)
 
     def _augment_generator(self, dataset: ArrayDataset, step: int) -> torch.Generator | None:

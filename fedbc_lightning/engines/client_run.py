@@ -358,7 +358,7 @@ class OptimizerRun(ClientRun):
         """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
         # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
         # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
-        if self.layout.num_optimized < len(self.bench.grad):
+        if self.layout.num_optimized < self.bench.grad.numel():
             self.bench.grad[self.layout.num_optimized :].zero_()
         recorder, loader = self.bench.recorder, self.loader
         may_replay = self._is_plain and recorder.reason is None and not self.optimizer.has_step_hooks

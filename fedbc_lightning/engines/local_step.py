@@ -124,7 +124,7 @@ class LocalStep:
             found.append(partial(self.gradient_sum[:active].add_, self._grad[:active]))
         if self.terms and self._grad.dtype != self._layout.master_dtype:
             found.append(self._add_in_master_dtype)
-        else:
+        elif self.terms:
             # The rows of finished clients stay in the terms until they are half of them: cutting costs, too.
             if self._can_shrink and active <= self._term_rows // 2:
                 self._term_rows = active

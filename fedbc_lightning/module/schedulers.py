@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Number of epochs or steps between kept states; no client is stepped through more than these
 STRIDE = 100
+NUMBERS = frozenset({float, int, bool, type(None)})
 
 # Names of two scalars of each client, which are also columns of `clients.csv`
 EPOCHS, STEPS = "epochs_taken", "steps_taken"
@@ -129,11 +130,11 @@ class ScheduleState(NamedTuple):
 
     def load(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
         """Write the state into another optimizer and its schedulers, which were made alike."""
-        state = copy.deepcopy(self)
-        for group, values in zip(optimizer.param_groups, state.groups, strict=True):
-            group.update(values)
-        for config, values in zip(configs, state.schedulers, strict=True):
-            config.scheduler.load_state_dict(values)
+        for group, values in zip(optimizer.param_groups, self.groups, strict=True):
+            # Nearly all are numbers. To copy these, too, took a tenth of the time of a client of one step.
+            group.update({name: v if type(v) in NUMBERS else copy.deepcopy(v) for name, v in values.items()})
+        for config, values in zip(configs, self.schedulers, strict=True):
+            config.scheduler.load_state_dict(copy.deepcopy(values))
 
 
 class FastForward:

@@ -255,8 +255,8 @@ class ParameterLayout:
         return self._flat(self.parameters[len(self.shared_entries) :])
 
     def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
-        # The empty part gives dtype and device where there is nothing to read; torch.cat refuses an empty list.
-        return torch.cat([self._no_buffers, *(p.detach().reshape(-1).to(self.master_dtype) for p in parameters)])
+        flat = [p.detach().reshape(-1).to(self.master_dtype) for p in parameters]
+        return torch.cat(flat) if flat else self._no_buffers.clone()  # torch.cat refuses an empty list
 
     def gather_gradients(self, out: Tensor) -> bool:
         """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
