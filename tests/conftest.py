@@ -1,4 +1,8 @@
-"""What every test finds and leaves: one thread, no process group, the environment as it was."""
+"""What every test finds and leaves: one thread, no process group, the environment as it was.
+
+Torch and what imports it are imported where they are used: `pytest -n` loads this file once more, in the process that
+hands out the tests, and starts the others five seconds later if that imports them, too.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from filelock import FileLock
-from helpers.command_line import write_project
-from helpers.programs import START, ensure_preloaded, run_forked
-from lightning.fabric.utilities import registry
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 ALLOWED_VARIABLES = {
     "PL_GLOBAL_SEED",  # seed_everything
@@ -46,15 +45,20 @@ ALLOWED_VARIABLES = {
 }
 """What Lightning, torch and their kind set in the environment; anything else that a test leaves there is a mistake."""
 
-# For every trainer Fabric reads from the disk which packages offer callbacks; while tests run, none is installed.
-registry.entry_points = functools.cache(registry.entry_points)
+
+@pytest.fixture(scope="session", autouse=True)
+def callbacks_of_packages_are_read_once():
+    """Fabric would read for every trainer which packages offer some; while tests run, none is installed."""
+    from lightning.fabric.utilities import registry
+
+    registry.entry_points = functools.cache(registry.entry_points)
 
 
 QUICK_FOLDERS = {"core", "state", "server", "local", "partition"}
 QUICK_TESTS = {
-    "test_layers.py::test_each_folder_imports_only_what_stands_below_it",
-    "test_conformance.py::test_closed_form_with_partial_participation",
-    "test_vectorized.py::test_the_sequential_engines_numbers",
+    "repository/test_layers.py::test_each_folder_imports_only_what_stands_below_it",
+    "algorithms/test_conformance.py::test_closed_form_with_partial_participation",
+    "algorithms/test_vectorized.py::test_the_sequential_engines_numbers",
 }
 """Quick tests. The last two run for the settings in REPRESENTATIVES alone: every method once in each engine."""
 
@@ -64,10 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from algorithms.registry import REPRESENTATIVES
 
     for item in items:
-        test = f"{item.path.name}::{getattr(item, 'originalname', None)}"
+        folder = item.path.parent.name
+        test = f"{folder}/{item.path.name}::{getattr(item, 'originalname', None)}"
         setting = getattr(item, "callspec", None) and item.callspec.params.get("setting")
         is_case = test in QUICK_TESTS and (setting is None or setting in REPRESENTATIVES)
-        if isinstance(item, pytest.DoctestItem) or item.path.parent.name in QUICK_FOLDERS or is_case:
+        has_processes = item.get_closest_marker("distributed") is not None
+        if isinstance(item, pytest.DoctestItem) or (folder in QUICK_FOLDERS and not has_processes) or is_case:
             item.add_marker("quick")
 
 
@@ -83,6 +89,7 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def pretended_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of :mod:`devices.pretended`, compiled once for all workers of a test run."""
+    import torch
     from devices import pretended
 
     folder = tmp_path_factory.getbasetemp()
@@ -112,6 +119,8 @@ def restore_environment():
 @pytest.fixture(autouse=True)
 def restore_torch():
     """Put back the settings of torch that hold for the whole process."""
+    import torch
+
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
@@ -125,6 +134,9 @@ def restore_torch():
 @pytest.fixture(autouse=True)
 def leave_process_group():
     """End a process group that a test left, and be rank 0 again."""
+    import torch
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
     yield
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -134,12 +146,15 @@ def leave_process_group():
 @pytest.fixture
 def forks(monkeypatch):
     """``subprocess.run`` of a Python command forks, which is the same seconds sooner."""
+    from helpers.programs import run_forked
+
     monkeypatch.setattr(subprocess, "run", run_forked)
 
 
 @pytest.fixture
 def forked_workers(monkeypatch):
     """The workers of studies in this process are forks of one that has imported torch, which is the same sooner."""
+    from helpers.programs import START, ensure_preloaded
 
     def context(method):
         assert method == "spawn"
@@ -152,6 +167,9 @@ def forked_workers(monkeypatch):
 @pytest.fixture
 def forked_ranks(monkeypatch):
     """The same for the processes of ``ddp_spawn``."""
+    import torch
+    from helpers.programs import START, ensure_preloaded
+
     start = torch.multiprocessing.start_processes
 
     def start_forked(*args, start_method, **options):
@@ -165,6 +183,8 @@ def forked_ranks(monkeypatch):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A working directory with a config and a data module of its own."""
+    from helpers.command_line import write_project
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("tiny_data", None)

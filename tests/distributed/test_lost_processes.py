@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from helpers.boring import assert_equal_trees
 from helpers.command_line import TINY
-from helpers.programs import Forked, forked, wait_until
+from helpers.programs import Forked, forked, free_port, run_ranks, wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -49,22 +47,19 @@ class Module(LightningModule):
 """
 
 
-def started(
-    folder: Path, *words: object, launcher: tuple[str, ...] = (), **changes: object
-) -> AbstractContextManager[Forked]:
+def command(folder: Path, *words: object, launcher: tuple[str, ...] = ()) -> list[object]:
     """``fedbc-cli fit`` of :data:`MODULE` on two processes."""
     (folder / "user_module.py").write_text(MODULE)
     head, _, _ = TINY.partition("model:")
     config = f"{head}model:\n  class_path: user_module.Module\ndata:\n  class_path: tiny_data.TinyData\n"
     (folder / "two.yaml").write_text(config)
-    command = [*launcher, "-m", "fedbc_lightning", "fit", "--config", "two.yaml", "--trainer.devices", 2,
-               "--trainer.clients_per_round", 4, "--trainer.max_rounds", 12, *words]  # fmt: skip
-    return forked(command, folder, **changes)
+    return [*launcher, "-m", "fedbc_lightning", "fit", "--config", "two.yaml", "--trainer.devices", 2,
+            "--trainer.clients_per_round", 4, "--trainer.max_rounds", 12, *words]  # fmt: skip
 
 
-def fit(folder: Path, *words: object, **given: Any) -> tuple[int, str]:
+def fit(folder: Path, *words: object, **changes: object) -> tuple[int, str]:
     """Exit status and words of such a run."""
-    with started(folder, *words, **given) as program:
+    with forked(command(folder, *words), folder, **changes) as program:
         return ended(program)
 
 
@@ -87,7 +82,7 @@ def last(folder: Path, run: str = "FedAvg-0") -> dict:
 
 def kill(folder: Path, rank: int, *words: object, after: int, **given: Any) -> tuple[int, str]:
     """Exit status and words of a run of which one process is killed in the round ``after``."""
-    with started(folder, *words, "--model.seconds", 0.03, **given) as program:
+    with forked(command(folder, *words, "--model.seconds", 0.03, **given), folder) as program:
         wait_until(lambda: has_done(folder, after), program)
         os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
         return ended(program)
@@ -111,13 +106,13 @@ def test_a_run_goes_on_after_each_process_was_killed(project):
     status, said = named(project, 0, "--ckpt_path", "last", after=6)
     assert status == -signal.SIGKILL
     assert "Traceback" not in said
-    fit(project, "--ckpt_path", "last")
-    fit(project)
+    run_ranks(command(project, "--ckpt_path", "last"), project)
+    run_ranks(command(project), project)
     assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
 
 
-def test_a_killed_process_ends_those_that_torch_has_spawned(project):
-    assert named(project, 1, "--trainer.strategy", "ddp_spawn", after=2)[0] == 1
+def test_a_killed_process_ends_those_that_torch_has_started(project):
+    assert named(project, 1, "--trainer.strategy", "ddp_fork", after=2)[0] == 1
 
 
 def test_torchrun_ends_all_and_the_run_says_how_to_go_on(project):
@@ -128,7 +123,7 @@ def test_torchrun_ends_all_and_the_run_says_how_to_go_on(project):
     assert "interrupted; go on with: fedbc-cli fit" in said
 
 
-@pytest.mark.parametrize("strategy", ["auto", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["auto", "ddp_fork"])
 def test_a_mistake_on_one_rank_is_told_once(project, strategy):
     status, said = fit(project, "--trainer.strategy", strategy, "--model.failing_rank", 1)
     assert status == 1
@@ -151,7 +146,7 @@ def test_a_process_that_never_comes_ends_the_start(project):
 
 
 def test_a_wait_for_a_stopped_process_answers_signals(project):
-    with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000) as program:
+    with forked(command(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000), project) as program:
         wait_until(lambda: has_done(project, 2), program)
         os.kill(int((project / "rank1.pid").read_text()), signal.SIGSTOP)
         time.sleep(1.5)
@@ -163,10 +158,8 @@ def test_a_wait_for_a_stopped_process_answers_signals(project):
 
 
 def test_a_node_says_for_whom_it_waits(project):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "NODE_RANK": 0}
     expected = f"this is node 0, waiting at localhost:{port} for the others, 4 processes in all"
-    with started(project, "--trainer.num_nodes", 2, **place) as program:
+    with forked(command(project, "--trainer.num_nodes", 2), project, **place) as program:
         wait_until(lambda: expected in program.printed[1], program)

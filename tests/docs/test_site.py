@@ -1,10 +1,9 @@
 """The site builds without a warning, every page is reached, and nothing is loaded from elsewhere."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers.programs import run_python
 from helpers.scripts import ROOT
 
 DOCS = ROOT / "docs"
@@ -16,9 +15,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     # Without the pages of source code, which take two fifths of the time; the workflow `docs` builds them, too
     extensions = "extensions=myst_nb,sphinx.ext.autodoc,sphinx.ext.napoleon"
-    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-D", extensions]
-    words += ["-d", folder / "trees", DOCS, folder / "html"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = ["-m", "sphinx", "-q", "-W", "--keep-going", "-D", extensions, "-d", folder / "trees"]
+    done = run_python([*words, DOCS, folder / "html"], ROOT)
     assert done.returncode == 0, done.stderr
     return folder / "html"
 

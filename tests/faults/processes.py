@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from helpers.boring import BoringData, Hidden
+from helpers.programs import free_port
 from helpers.row_processes import Killer
 
 from faults.runs import REFUSED, ROUNDS, Bench, Case, Child, is_one_line, kind, train
@@ -44,10 +44,7 @@ class Pair:
     def __init__(
         self, root: Path, absent: int | None = None, fault: tuple[str, int, int] | None = None, victim: int = 0
     ) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            self._port = free.getsockname()[1]
-        self._root, self._absent = root, absent
+        self._root, self._absent, self._port = root, absent, free_port()
         said = root.with_name(root.name + "_said")
         second = Child(lambda: self._be(1), said)
         pid = second.pid if victim else None

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,23 @@ def run_python(words: Words, cwd: Path, **changes: object) -> subprocess.Complet
     """The same, to its end."""
     with forked(words, cwd, **changes) as program:
         return program.finish()
+
+
+def free_port() -> int:
+    """A port that nobody listens to."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def run_ranks(words: Words, cwd: Path) -> None:
+    """The two processes of one run, to their end, as torchrun starts them; they must succeed."""
+    world = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    with ExitStack() as stack:
+        places = [{"TORCHELASTIC_RUN_ID": "tests", "RANK": rank, "LOCAL_RANK": rank} | world for rank in (0, 1)]
+        programs = [stack.enter_context(forked(words, cwd, **place)) for place in places]
+        done = [program.finish() for program in programs]
+    assert [process.returncode for process in done] == [0, 0], done
 
 
 def run_forked(

@@ -21,7 +21,7 @@ from helpers.modules_with_more import (
     state_of,
     teachers,
 )
-from helpers.programs import TESTS, run_python
+from helpers.programs import TESTS, run_ranks
 from lightning.pytorch import Callback
 
 from fedbc_lightning import FedAvg
@@ -32,8 +32,7 @@ from fedbc_lightning.state import client_rows
 
 @pytest.mark.distributed
 def test_two_processes_end_with_what_one_ends_with(tmp_path):
-    done = run_python(["-m", "helpers.modules_with_more", tmp_path], TESTS)
-    assert done.returncode == 0, done.stderr
+    run_ranks(["-m", "helpers.modules_with_more", tmp_path], TESTS)
     ranks = [torch.load(tmp_path / f"rank {rank}.pt", weights_only=True) for rank in (0, 1)]
     assert_equal_trees(*({name: state for name, state in rank.items() if name != "best_so_far"} for rank in ranks))
     for name, case in CASES.items():

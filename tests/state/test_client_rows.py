@@ -3,14 +3,13 @@
 import os
 import random
 import shutil
-import socket
 import struct
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
-from helpers.programs import TESTS, forked, fresh, run_python
+from helpers.programs import TESTS, forked, free_port, run_python, run_ranks
 from helpers.row_processes import ALGORITHMS, fit, state_of
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback
@@ -260,11 +259,6 @@ def test_a_reader_notices_that_the_run_goes_on(tmp_path):
 # several processes
 
 
-def run(mode, folder):
-    done = run_python(["-m", "helpers.row_processes", mode, folder], TESTS)
-    assert done.returncode == 0, done.stderr
-
-
 def assert_equal_to_one(folder, names):
     for name in names:
         expected = state_of(fit(folder / "one" / name, name))
@@ -274,25 +268,23 @@ def assert_equal_to_one(folder, names):
 
 
 def test_sigkill_at_any_moment_changes_nothing(tmp_path):
-    run("killed", tmp_path)
+    done = run_python(["-m", "helpers.row_processes", "killed", tmp_path], TESTS)
+    assert done.returncode == 0, done.stderr
     whole = fit(tmp_path / "whole", checkpoint_every_n_rounds=2)
     assert_equal_trees(torch.load(tmp_path / "broken.pt", weights_only=True), state_of(whole))
 
 
 @pytest.mark.distributed
 def test_two_processes_share_the_file(tmp_path):
-    run("ranks", tmp_path)
+    run_ranks(["-m", "helpers.row_processes", "ranks", tmp_path], TESTS)
     assert_equal_to_one(tmp_path, ("fedbc", "scaffold", "ditto"))
 
 
 @pytest.mark.distributed
 def test_two_nodes_share_the_folder_or_are_told(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     words = ["-m", "helpers.row_processes", "nodes", tmp_path]
-    with forked(words, TESTS, NODE_RANK=0, **place) as first, fresh(words, TESTS, NODE_RANK=1, **place) as second:
+    with forked(words, TESTS, NODE_RANK=0, **place) as first, forked(words, TESTS, NODE_RANK=1, **place) as second:
         done = [first.finish(), second.finish()]
     # The script catches the error, which rank 0 alone gets: what all ranks meet is told once, and the others end with 1
     assert [node.returncode for node in done] == [0, 1], done

@@ -204,20 +204,19 @@ def checkpoints(folder):
 
 
 def test_a_killed_study_ends_as_one_that_was_not(project, compare):
-    """Killed as soon as so many of its three runs have a checkpoint, and its workers with it."""
+    """Killed as soon as two of its three runs have a checkpoint, and its workers with it."""
     long = {"overrides": {"trainer.max_rounds": 40}, "variants": {"all": {}}, "seeds": 1}
     write(project, **long, workers=2)
     write(project, "whole.yaml", **long, workers=1)
     compare("whole.yaml")
     folder = project / "studies/study"
-    for num_begun in (1, 3):
-        with forked([*COMPARE, "study.yaml"], project) as program:
-            wait_until(lambda enough=num_begun: len(checkpoints(folder)) >= enough, program)
-            program.kill()
-            assert program.finish(seconds=10).returncode == -signal.SIGKILL  # else its workers outlive it
-        rounds = [torch.load(path, weights_only=True)["epoch"] for path in checkpoints(folder)]
-        assert min(rounds) < 40, "workers went on with what they were at"
-        assert not (folder / "results.csv").exists()
+    with forked([*COMPARE, "study.yaml"], project) as program:
+        wait_until(lambda: len(checkpoints(folder)) >= 2, program)
+        program.kill()
+        assert program.finish(seconds=10).returncode == -signal.SIGKILL  # else its workers outlive it
+    rounds = [torch.load(path, weights_only=True)["epoch"] for path in checkpoints(folder)]
+    assert min(rounds) < 40, "workers went on with what they were at"
+    assert not (folder / "results.csv").exists()
     said = compare("study.yaml")
     assert "study: 3 runs" in said
     killed, whole = (results(project / f"studies/{name}") for name in ("study", "whole"))
@@ -255,22 +254,22 @@ def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(pr
 def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
     tuned = {"algorithm": "FedProx", "mu": {"low": 0.001, "high": 1.0, "log": True}}
-    write(project, algorithms={"tuned": tuned}, variants={"all": {}}, seeds=1, tuning={"trials": 5, "max_rounds": 1})
+    write(project, algorithms={"tuned": tuned}, variants={"all": {}}, seeds=1, tuning={"trials": 3, "max_rounds": 1})
     run_python([*COMPARE, "study.yaml"], project).check_returncode()
     assert run_cli("compare", "--config", "study.yaml", "--name", "again") == 0  # here, with another seed of hashes
     first, second = (pd.read_csv(project / f"studies/{name}/tuning.csv") for name in ("study", "again"))
     pd.testing.assert_frame_equal(first, second)
-    assert len(first) == 5
+    assert len(first) == 3
     assert first["algorithm.mu"].between(0.001, 1.0).all()
-    assert first["algorithm.mu"].nunique() == 5
+    assert first["algorithm.mu"].nunique() == 3
 
 
 def test_the_reported_round(project, monkeypatch):
     importable(project, monkeypatch)
     overrides = {"trainer.max_rounds": 12, "data.val_fraction": 0.25, "model.lr": 2.0}
     for report in ("best_on_validation", "best_on_test", "mean_of_last_tenth"):  # of the same runs
-        given = {"algorithms": {"FedAvg": {}}, "overrides": overrides, "metrics": [ACCURACY, LOSS], "report": report}
-        study = Study(**{**TINY, **given})
+        given = {"algorithms": {"FedAvg": {}}, "variants": {"all": {}}, "overrides": overrides, "report": report}
+        study = Study(**{**TINY, **given, "metrics": [ACCURACY, LOSS]})
         comparison = Comparison(study)
         assert comparison.run()
         for row in comparison.results.to_dict("records"):
@@ -282,14 +281,14 @@ def test_the_reported_round(project, monkeypatch):
                 column = ACCURACY if report == "best_on_test" else "accuracy/val_global"
                 assert row["round"] == metrics[column].idxmax()
                 assert row[ACCURACY] == metrics[ACCURACY][row["round"]]
-        assert len(list((study.folder / "tensorboard").rglob("events.*"))) == len(study.variants)  # of one method
+        assert len(list((study.folder / "tensorboard").rglob("events.*"))) == 1  # of one method
         said = (study.folder / "table.md").read_text()
         assert ("test data itself" in said) == (report == "best_on_test")
         assert ("mean of the evaluated rounds of the last tenth" in said) == (report == "mean_of_last_tenth")
     metrics.loc[11, LOSS] = None  # evaluated, and not a number: the mean is none either
     metrics.to_csv(Path(row["folder"]) / "metrics.csv")
     states = [State(replace(state.run), state.status) for state in comparison.states]  # records are read once
-    assert list(read_results(study, states)[LOSS].isna()) == [False, False, False, True]
+    assert list(read_results(study, states)[LOSS].isna()) == [False, True]
 
 
 @pytest.mark.parametrize(

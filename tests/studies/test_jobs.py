@@ -17,7 +17,7 @@ STUDY = {
     "base": "tiny.yaml",
     "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}},
     "overrides": {"trainer.max_rounds": 40},
-    "seeds": 2,
+    "seeds": 1,
 }
 JOBS = {"backend": "local", "jobs": 2, "workers": 1}
 
