@@ -134,7 +134,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out
     check_precedence(study, dict.fromkeys([*for_all, *_typed_overrides(words)]))
     if asked_to_print:  # not by the parser: overrides are merged and parts chosen here, after it
-        plain = json.loads(json.dumps(_as_config(study), default=str))
+        plain = json.loads(json.dumps(study.as_config(), default=str))
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
     return study
@@ -184,15 +184,6 @@ def _mark_changes(study: Study, layers: Layers, words: list[str]) -> None:
     if anew & {"base", "algorithms", "variants", "factors", "overrides", "seeds", "scale"} and "origins" not in anew:
         marked = {name: origin.removesuffix(UNCHECKED) + UNCHECKED for name, origin in study.origins.items()}
         study.origins = study.given["origins"] = marked
-
-
-def _as_config(study: Study) -> dict[str, Any]:
-    """Return a study as a config of ``compare``, with the algorithms, variants and papers that are left of it."""
-    only = [method.name for method in study.methods] if len(study.methods) < len(study.algorithms) else []
-    if len(study.variants) < study.num_variants:
-        only += study.variants
-    papers = {name: study.given["papers"][name] for name in study.papers}
-    return study.given | {"only": only, "papers": papers}
 
 
 def reproduce(words: list[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -14,15 +13,12 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import show_markdown
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
-from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.parsed_runs import parse
+from fedbc_lightning.studies.parsed_runs import check_runs
 from fedbc_lightning.studies.results import StudyRecord, finished, write_record
-from fedbc_lightning.studies.statistics import can_choose
-from fedbc_lightning.studies.study import Study, refuse
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
-from fedbc_lightning.studies.tuning import validation_metric
 from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers
 
 
@@ -52,7 +48,7 @@ class Comparison:
             ConfigurationError: The study cannot be run as configured.
         """
         study = self.study
-        self.check()
+        check_runs(study)
         try:
             study.results_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,60 +67,6 @@ class Comparison:
         with study.locked():
             self._write(record, notes)
         return not record.problems and len(finished(self.states)) == len(self.states)
-
-    # before anything starts
-
-    def check(self) -> None:
-        """Parse the command lines of representative runs in this process, and refuse settings that no study can have.
-
-        These runs are: every algorithm with every value of its grids in the first variant, the first algorithm in every
-        other variant, and all algorithms in a variant that overrides a setting of the algorithm.
-
-        Raises:
-            ConfigurationError: A command line is wrong or a setting is refused; the message names the run.
-        """
-        study = self.study
-        if any(method.tuned for method in study.methods):
-            validation_metric(study)
-        refuse({
-            f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is not measured on test data; put "
-            "one first that is, e.g. accuracy/global.":
-                study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]),
-        })  # fmt: skip
-        first, *others = study.variants
-        for method in study.methods:
-            for tried in method.each_value():
-                self._check_run(first, method, tried)
-            if method.tuned:
-                parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
-        for variant in others:
-            is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
-            for method in study.methods if is_of_algorithm else study.methods[:1]:
-                self._check_run(variant, method, method.first())
-
-    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> None:
-        """Check the settings of one run whose tuned settings have the values ``tried``."""
-        study = self.study
-        run = study.run(variant, method, study.seed_list[0], tried)
-        parsed = parse(run)
-        trainer, data = parsed["trainer"], parsed["data"] or {}
-        no_validation = not (data.get("init_args") or {}).get("val_fraction", 1)
-        asked = {
-            "report: best_on_validation: there are no validation data; set data.val_fraction":
-                study.report == "best_on_validation" and no_validation,
-            "trainer.engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
-                trainer["engine"] == "auto",
-            "trainer.num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
-            "trainer.devices: a study gives each run one device, and does several at a time; leave it out":
-                trainer["devices"] not in ("auto", 1, "1", [0]),
-            "trainer.system: null: there is no simulated clock for axis: simulated_seconds; give e.g. {compute: 1.0}":
-                study.axis == "simulated_seconds" and not trainer["system"],
-            "trainer.eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":
-                trainer["eval_every_n_rounds"] == 0,
-        }  # fmt: skip
-        refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
-
-    # afterwards
 
     def _write(self, record: StudyRecord, notes: list[str]) -> None:
         """Write tables, figures and TensorBoard's runs, and show the tables."""

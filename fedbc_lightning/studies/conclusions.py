@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from fedbc_lightning.studies.numbers import difference_and_interval, is_share, signed
-from fedbc_lightning.studies.paper import Claim, Paper
+from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 
@@ -78,32 +79,20 @@ def judge(paper: Paper, study: Study, readings: Readings) -> list[Judgement]:
     A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
     it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
     """
-    present = {method.name for method in study.methods}
-    return [
-        found
-        for claim in paper.claims
-        for other in (claim.than if claim.better in present else ())
-        for report, results in (readings.items() if other in present else ())
-        for found in _judge(paper, study, report, results, claim, other)
-    ]
-
-
-def _judge(
-    paper: Paper, study: Study, report: Report, results: pd.DataFrame, claim: Claim, other: str
-) -> Iterator[Judgement]:
-    """Yield for each variant with a claim on ``other`` what our runs say of it."""
-    found = paired_differences(results, [paper.metric], other, study.confidence)
-    found = found[found["algorithm"] == claim.better].set_index("variant")
-    for variant, levels in study.levels.items():
-        names = {variant, *levels}
-        is_claimed = names.issuperset(paper.only) and (claim.variants is None or names & set(claim.variants))
-        if not is_claimed or variant not in found.index:
-            continue
-        cell = dict(found.loc[variant])
-        theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
-        from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
-        difference = difference_and_interval(cell, paper.metric, len(study.seed_list)) + from_paper
-        yield Judgement(claim.better, other, report, variant, verdict(study, cell), difference)
+    judged = []
+    for claim in paper.claims:
+        for other, (report, results) in itertools.product(claim.than, readings.items()):
+            differences = paired_differences(results, [paper.metric], other, study.confidence)
+            for row in differences[differences["algorithm"] == claim.better].to_dict("records"):
+                variant, levels = row["variant"], study.levels[row["variant"]]
+                names = {variant, *levels}
+                if names.issuperset(paper.only) and (claim.variants is None or names & set(claim.variants)):
+                    theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
+                    from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
+                    ours = difference_and_interval(row, paper.metric, len(study.seed_list))
+                    said = verdict(study, row)
+                    judged.append(Judgement(claim.better, other, report, variant, said, ours + from_paper))
+    return judged
 
 
 def verdict(study: Study, row: Mapping[Any, Any]) -> str:
@@ -140,43 +129,39 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
         differences: Paired differences to the reference.
     """
     found = differences[(differences["metric"] == study.metrics[0]) & differences["difference"].notna()]
-    each = [found[found["algorithm"] == method.name] for method in study.methods]
-    return [_of_one_variant(study, mine.iloc[0]) if len(mine) == 1 else _of_variants(study, mine)
-            for mine in each if len(mine)]  # fmt: skip
+    each = [found[found["algorithm"] == method.name].to_dict("records") for method in study.methods]
+    return [_of_one_variant(study, rows[0]) if len(rows) == 1 else _of_variants(study, rows) for rows in each if rows]
 
 
-def _of_one_variant(study: Study, row: pd.Series) -> str:
+def _of_one_variant(study: Study, row: Mapping[Any, Any]) -> str:
     name, metric, reference = row["algorithm"], row["metric"], study.reference_name
     where = "" if len(study.variants) == 1 else f" at {row['variant']}"
-    text = f"{name} against {reference}{where}: {_sized(study, [row['difference']])} in {metric}{_better(study)}"
+    text = f"{name} against {reference}{where}: {_sized(study, [row])} in {metric}{_better(study)}"
     if row["num_pairs"] < 2:
         return f"{text} with one seed; several seeds would say whether that is more than chance."
-    low, high = (signed(row[end], metric) for end in ("low", "high"))
     ending = {
         "holds": f"{name} is better.",
         "fails": f"{name} is worse.",
         "open": f"these {row['num_pairs']} seeds do not tell them apart.",
-    }[verdict(study, dict(row))]
+    }[verdict(study, row)]
+    low, high = (signed(row[end], metric) for end in ("low", "high"))
     return f"{text}, {100 * study.confidence:g} % interval [{low}, {high}]; {ending}"
 
 
-def _of_variants(study: Study, rows: pd.DataFrame) -> str:
-    said = rows.apply(lambda row: verdict(study, dict(row)), axis=1)
-    count = len(rows)
+def _of_variants(study: Study, rows: Sequence[Mapping[Any, Any]]) -> str:
     parts: list[str] = []
     for word, compared in COMPARED.items():
-        mine = rows.loc[said == word, "difference"]
-        if mine.empty:
-            continue
-        which = f"{len(mine)} of {count} variants" if len(mine) < count else f"all {count} variants"
-        which = "both variants" if len(mine) == count == 2 else str(len(mine)) if parts else which
-        parts.append(f"{compared} {study.reference_name} in {which} ({_sized(study, [*mine], is_short=bool(parts))})")
-    return f"By {study.metrics[0]}{_better(study)}, {rows['algorithm'].iloc[0]} is {listed(parts)}."
+        if mine := [row for row in rows if verdict(study, row) == word]:
+            which = f"{len(mine)} of {len(rows)} variants" if len(mine) < len(rows) else f"all {len(rows)} variants"
+            which = "both variants" if len(mine) == len(rows) == 2 else str(len(mine)) if parts else which
+            size = _sized(study, mine, is_short=bool(parts))
+            parts.append(f"{compared} {study.reference_name} in {which} ({size})")
+    return f"By {study.metrics[0]}{_better(study)}, {rows[0]['algorithm']} is {listed(parts)}."
 
 
-def _sized(study: Study, differences: Sequence[float], is_short: bool = False) -> str:
+def _sized(study: Study, rows: Sequence[Mapping[Any, Any]], is_short: bool = False) -> str:
     """Return a difference, or the smallest and the largest of several, with the unit unless it was said before."""
-    metric = study.metrics[0]
+    metric, differences = study.metrics[0], [row["difference"] for row in rows]
     ends = dict.fromkeys(signed(value, metric) for value in (min(differences), max(differences)))
     return " to ".join(ends) + (" percentage points" if is_share(metric) and not is_short else "")
 

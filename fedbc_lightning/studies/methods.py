@@ -45,23 +45,21 @@ class Range:
         Raises:
             ConfigurationError: The mapping has neither form, or a value is given twice.
         """
-        grid, untuned = value.get("grid"), value.get("untuned")
-        if set(value) - {"untuned"} == {"grid"} and isinstance(grid, list) and grid:
-            said = [short(entry) for entry in grid]
-            twice = next((entry for entry in said if said.count(entry) > 1), None)
-            if twice is not None:
-                raise ConfigurationError(f"{place}: {twice} is there twice (runs are told apart by six digits).")
-            return cls(grid=tuple(grid), untuned=untuned)
-        low, high, log = value.get("low"), value.get("high"), bool(value.get("log"))
-        is_interval = set(value) <= {"low", "high", "log", "untuned"}
-        if is_interval and isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
-            if low > 0 or not log:
-                return cls(low=float(low), high=float(high), log=log, untuned=untuned)
-            raise ConfigurationError(f"{place}: low: {low} has no logarithm; give a value above 0, or leave out log.")
-        raise ConfigurationError(
-            f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
-            "true}."
-        )
+        grid, log, untuned = (value.get(key) for key in ("grid", "log", "untuned"))
+        ends = [end for end in (value.get("low"), value.get("high")) if isinstance(end, (int, float))]
+        is_grid = set(value) <= {"grid", "untuned"} and isinstance(grid, list) and grid
+        is_interval = set(value) <= {"low", "high", "log", "untuned"} and len(ends) == 2 and ends[0] < ends[1]
+        if not is_grid and not is_interval:
+            raise ConfigurationError(
+                f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
+                "true}."
+            )
+        said = [short(entry) for entry in grid or ()]
+        if len(set(said)) < len(said):
+            raise ConfigurationError(f"{place}: a value is there twice in {said} (runs are told apart by six digits).")
+        if log and ends[0] <= 0:
+            raise ConfigurationError(f"{place}: low: {ends[0]} has no logarithm; give one above 0, or leave out log.")
+        return cls(tuple(grid), untuned=untuned) if grid else cls(None, ends[0], ends[1], bool(log), untuned)
 
 
 def full_key(key: str) -> str:
@@ -112,17 +110,13 @@ class Method:
     tuned: dict[str, Range]
 
     @classmethod
-    def read(cls, name: str, given: Any) -> Method:
+    def read(cls, name: str, given: Mapping[str, Any]) -> Method:
         """Read a method from an entry of the study's ``algorithms``.
 
         Raises:
-            ConfigurationError: The entry is no mapping, or holds a mapping that is no range.
+            ConfigurationError: The entry holds a mapping that is no range.
         """
-        given = {} if given is None else given
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(f"algorithms.{name}: got {given!r}; give its settings, e.g. {{mu: 0.1}}, or {{}}.")
         settings, tuned = dict[str, Any](), dict[str, Range]()
-        check_keys(f"algorithms.{name}", given)
         for key, value in given.items():
             if key == "algorithm":
                 continue

@@ -11,18 +11,8 @@ from typing import Any
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study import Study, refuse
 from fedbc_lightning.studies.study_run import Run
-
-LEAF = "https://github.com/TalwalkarLab/leaf writes it, by the script preprocess.sh in its folder data"
-# Where the files come from that no data module downloads, by its class.
-SOURCES = {
-    "ShakespeareDataModule": f"{LEAF}/shakespeare",
-    "FEMNISTDataModule": f"{LEAF}/femnist",
-    "Sent140DataModule": "it comes from http://help.sentiment140.com/for-students",
-    "LibSVMDataModule": "it comes from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets",
-}
-BRING = "bring the files, or run it where they can be downloaded"
 
 
 class Built(FederatedCLI):
@@ -79,6 +69,46 @@ def parser_errors(run: Run) -> Iterator[None]:
         raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None
 
 
+def check_runs(study: Study) -> None:
+    """Parse the command lines of representative runs in this process, and refuse settings that no study can have.
+
+    These runs are: every algorithm with every value of its grids in the first variant, the first algorithm in every
+    other variant, and all algorithms in a variant that overrides a setting of the algorithm.
+
+    Raises:
+        ConfigurationError: A command line is wrong or a setting is refused; the message names the run.
+    """
+    seed, (first, *others) = study.seed_list[0], study.variants
+    for method in study.methods:
+        for tried in method.each_value():
+            _check_run(study, study.run(first, method, seed, tried))
+        if method.tuned:
+            parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
+    for variant in others:
+        is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
+        for method in study.methods if is_of_algorithm else study.methods[:1]:
+            _check_run(study, study.run(variant, method, seed, method.first()))
+
+
+def _check_run(study: Study, run: Run) -> None:
+    parsed = parse(run)
+    trainer, data = parsed["trainer"], parsed["data"] or {}
+    asked = {
+        "report: best_on_validation: there are no validation data; set data.val_fraction":
+            study.report == "best_on_validation" and not (data.get("init_args") or {}).get("val_fraction", 1),
+        "trainer.engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
+            trainer["engine"] == "auto",
+        "trainer.num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
+        "trainer.devices: a study gives each run one device, and does several at a time; leave it out":
+            trainer["devices"] not in ("auto", 1, "1", [0]),
+        "trainer.system: null: there is no simulated clock for axis: simulated_seconds; give e.g. {compute: 1.0}":
+            study.axis == "simulated_seconds" and not trainer["system"],
+        "trainer.eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":
+            trainer["eval_every_n_rounds"] == 0,
+    }  # fmt: skip
+    refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
+
+
 def check_data_files(study: Study) -> None:
     """Let every data set of a study find, or download, its files, as each run would do later in its worker.
 
@@ -100,7 +130,7 @@ def check_data_files(study: Study) -> None:
                 data_module.prepare_data()
                 data_module.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
             except ConfigurationError as error:
-                source = SOURCES.get(data["class_path"].rpartition(".")[2], BRING)
-                missing[f"{str(error).rstrip('.')}; {source}"] = None
+                missing[str(error).rstrip(".")] = None
     if missing:
-        raise ConfigurationError(" | ".join(missing) + ". No run was begun.")
+        found = " | ".join(missing)
+        raise ConfigurationError(f"{found}; docs/data.md says where each data set comes from. No run was begun.")

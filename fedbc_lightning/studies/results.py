@@ -23,6 +23,9 @@ from fedbc_lightning.studies.statistics import KEYS, Report, criterion, paired_d
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, State
 
+# Columns of ``metrics.csv`` that are summed over the rounds.
+COSTS = ("comm/bytes_up", "comm/bytes_down", "time/round_seconds")
+
 
 def finished(states: Iterable[State], method: str | None = None, *levels: str) -> list[Run]:
     """Return the runs that have finished without error, in the given order.
@@ -49,19 +52,16 @@ def read_results(
         report: Which round is read; None: the one that the study reports.
         metric: Metric that chooses the best round; None: the first of the study's metrics.
     """
-    report = report or study.report
     rows = []
     for state in states:
-        run, record = state.run, RunRecord.newest(state.run.folder)
-        row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "status": state.status}
-        row["report"] = report
+        run = state.run
+        row: dict[str, Any] = {"variant": run.variant, "algorithm": run.method, "seed": run.seed}
+        row |= {"status": state.status, "report": report or study.report, "error": state.error}
         if state.status == "finished":
-            record = run.record
             reported = rows_of_run(study, run, report, metric)
-            values = reported.reindex(columns=study.metrics).mean(skipna=False)
-            row |= {"round": int(reported["round"].iloc[-1]), **values}
-            row |= {"rounds": record.num_rounds, **totals(record.metrics)}
-        rows.append(row | {"error": state.error, "folder": str(record.folder if record else run.folder)})
+            row |= {"round": int(reported["round"].iloc[-1]), "rounds": run.record.num_rounds}
+            row |= {**reported.reindex(columns=study.metrics).mean(skipna=False), **totals(run.record.metrics)}
+        rows.append(row | {"folder": str(run.record.folder if state.status == "finished" else run.folder)})
     costs = ["rounds", "bytes_up", "bytes_down", "seconds"]
     columns = [*KEYS, "status", "report", "round", *study.metrics, *costs, "error", "folder"]
     return pd.DataFrame(rows, columns=columns)
@@ -104,33 +104,15 @@ def read_curves(study: Study, runs: Iterable[Run]) -> pd.DataFrame:
     parts = []
     for run in runs:
         metrics = run.record.metrics
-        zeros = pd.Series(0.0, index=metrics.index)
-        sent = sum((metrics.get(f"comm/{name}", zeros).fillna(0) for name in ("bytes_up", "bytes_down")), zeros)
-        columns = {
-            "variant": run.variant,
-            "algorithm": run.method,
-            "seed": run.seed,
-            "rounds": metrics["round"],
-            "bytes": sent.cumsum() / 1e6,
-            "seconds": metrics.get("time/round_seconds", zeros).fillna(0).cumsum(),
-        }
+        # The initial model costs nothing, and what a run does not measure is 0.
+        costs = metrics.reindex(columns=[*COSTS, SIMULATED_SECONDS]).fillna(0)
+        up, down, seconds = (costs[name].cumsum() for name in COSTS)
+        found = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "rounds": metrics["round"],
+                 "bytes": (up + down) / 1e6, "seconds": seconds}  # fmt: skip
         if SIMULATED_SECONDS in metrics:
-            columns["simulated_seconds"] = metrics[SIMULATED_SECONDS].fillna(0)  # the initial model costs nothing
-        parts.append(pd.DataFrame(columns, metrics.index).join(metrics.reindex(columns=study.metrics)))
+            found["simulated_seconds"] = costs[SIMULATED_SECONDS]
+        parts.append(pd.DataFrame(found, metrics.index).join(metrics.reindex(columns=study.metrics)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def check_metrics(runs: Sequence[Run], metrics: Iterable[str]) -> None:
-    """Raise if a metric is logged by none of these finished runs.
-
-    Raises:
-        ConfigurationError: No run logs one of the metrics.
-    """
-    logged = dict.fromkeys(name for run in runs for name in run.record.metrics)
-    missing = [name for name in metrics if name not in logged]
-    if runs and missing:
-        known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
-        raise ConfigurationError(f"metrics: no run logs '{missing[0]}'; there is: {', '.join(known)}.")
 
 
 def check_pairs(runs: Iterable[Run]) -> list[str]:
@@ -251,14 +233,7 @@ def write_record(study: Study, command: str | None) -> None:
         study: The study, which may have been reduced to the part that a table of a paper needs.
         command: Command line that runs the study; None if it was made in Python.
     """
-    content = {
-        "command": command,
-        "part": study.part,
-        "algorithms": [method.name for method in study.methods],
-        "variants": list(study.variants),
-        "papers": list(study.papers),
-        "study": study.given,
-    }
+    content = {"command": command, "part": study.part, "config": study.as_config()}
     write_text(study.results_folder / RECORD, json.dumps(content, indent=1, default=str) + "\n")
 
 
@@ -266,38 +241,24 @@ def read_record(folder: Path) -> StudyRecord:
     """Read the folder that holds a study's tables and ``study.json``; it may have been moved or renamed.
 
     Raises:
-        ConfigurationError: A file was changed so that it cannot be read.
+        ConfigurationError: A file was changed so that it cannot be read, or is of an older version.
     """
     path = folder / RECORD
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        study = _study(content["study"])
-        study.narrow([*content["algorithms"], *content["variants"]])
-        study.papers = {name: study.papers[name] for name in content["papers"]}
-        study.part, command = content["part"], content["command"]
+        given, part, command = (content[key] for key in ("config", "part", "command"))
+        papers = {name: Paper(**paper | {"claims": [Claim(**claim) for claim in paper["claims"]]})
+                  for name, paper in given["papers"].items()}  # fmt: skip
+        study = Study(**given | {"papers": papers, "tuning": Tuning(**given["tuning"])})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"'{path}' is not what a study writes ({type(error).__name__}: {error}); give the command that runs the "
             "study again: it writes the file anew, and repeats no finished run."
         ) from None
     # The folder may have been moved or renamed since, so its own name counts, not the recorded one.
-    home = folder.resolve().parent if study.part else folder.resolve()
-    study.out, study.name = str(home.parent), home.name
-    states = [
-        State(study.run(variant, method, seed))
-        for seed in study.seed_list
-        for variant in study.variants
-        for method in study.methods
-    ]
+    home = folder.resolve().parent if part else folder.resolve()
+    study.out, study.name, study.part = str(home.parent), home.name, part
+    states = [State(run) for run in study.runs()]
     for state in states:
         state.look(since=-math.inf)  # a failure counts, whenever that was
     return StudyRecord(study, command, states)
-
-
-def _study(given: dict[str, Any]) -> Study:
-    """Return the study that was made from these arguments."""
-    papers = {}
-    for name, paper in given["papers"].items():
-        claims = [Claim(**claim) for claim in paper["claims"]]
-        papers[name] = Paper(**paper | {"claims": claims})
-    return Study(**given | {"papers": papers, "tuning": Tuning(**given["tuning"])})

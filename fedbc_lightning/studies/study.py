@@ -14,11 +14,11 @@ import filelock
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.metric_names import is_lower_better, on_split
+from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.statistics import Report
+from fedbc_lightning.studies.statistics import Report, can_choose
 from fedbc_lightning.studies.study_run import Run, slug
 
 # Keys that the study sets itself for each run.
@@ -111,65 +111,21 @@ class Study:
 
     def __post_init__(self) -> None:
         self.given = asdict(self)  # as plain values, before factors are crossed and names completed
+        self.part = ""  # table or figure of a paper to which the study is reduced
         check_arguments(Study, vars(self), "study")
         check_arguments(Tuning, vars(self.tuning), "tuning")
-        check_tuning(self.tuning)
-        _check_metrics(self.metrics, self.targets, self.axis)
-        check_known("better", self.better, [*self.metrics, str(self.tuning.metric)])
         self._cross()
-        seeds = self.seed_list
-        refuse({
-            "algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.": not self.algorithms,
-            f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.":
-                not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0,
-        })  # fmt: skip
-        check_known("reference", [self.reference] if self.reference else [], self.algorithms)
-        for place, given in {"overrides": self.overrides, **self.variants}.items():
-            check_settings(f"variants.{place}" if place in self.variants else place, given or {})
-        check_folder_names("algorithms", self.algorithms)
-        self.part = ""
-        check_keys("origins", self.origins)
-        check_places(self.overrides, self.algorithms)
-        self._give_to_algorithms()
-        self._read_methods()
-        self._complete_name()
-        for name, paper in self.papers.items():
-            check_known(f"papers.{name}.metric", [paper.metric], self.metrics)
-            check_known(f"papers.{name}", paper.names, self._names)
-        self.narrow(self.only)
-
-    def algorithm_of(self, key: str) -> str | None:
-        """Return the algorithm that a key such as ``mu 1.5.mu`` is for, the longest name of several; None: for all."""
-        if key.partition(".")[0] in SECTIONS:
-            return None
-        return max((name for name in self.algorithms if key.startswith(f"{name}.")), key=len, default=None)
-
-    def _give_to_algorithms(self) -> None:
-        """Move overrides that are for one algorithm alone to its settings."""
-        # "mu 1.5.mu" belongs to the algorithm "mu 1.5", not to "mu 1": the longest name wins.
-        owners = {key: name for key in self.overrides if (name := self.algorithm_of(key)) is not None}
-        self.algorithms = dict(self.algorithms)
-        for key, name in owners.items():
-            own = key.removeprefix(f"{name}.")
-            others = {other: value for other, value in (self.algorithms[name] or {}).items()
-                      if plain_key(full_key(other)) != plain_key(full_key(own))}  # fmt: skip
-            self.algorithms[name] = {**others, own: self.overrides[key]}
-        self.overrides = {key: value for key, value in self.overrides.items() if key not in owners}
-
-    def _read_methods(self) -> None:
-        """Set the methods; with ``tuning.skip`` they take the values that stand for an untuned setting."""
-        self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
+        self._check_settings()
+        self.methods = [Method.read(name, self._settings_of(name)) for name in self.algorithms]
+        self.overrides = {key: value for key, value in self.overrides.items() if self.algorithm_of(key) is None}
         self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
         if self.is_untuned:
             self.methods = [method.untuned() for method in self.methods]
-
-    def _complete_name(self) -> None:
-        """Let the name say what of the study is left out, so that a whole study has another folder."""
         self.name = self.name or "study"
-        is_path = Path(self.name).name != self.name or self.name == ".."
-        refuse({f"name: '{self.name}' is no name of a folder; give the folder above it as out.": is_path})
-        self.name += "" if self.scale == 1 else f"_scale_{self.scale:g}"
-        self.name += "_untuned" if self.is_untuned else ""
+        self._check()
+        # The name says what is left out, so that the whole study has another folder.
+        self.name += f"_scale_{self.scale:g}" * (self.scale != 1) + "_untuned" * self.is_untuned
+        self.narrow(self.only)
 
     def _cross(self) -> None:
         """Set the variants to all combinations of the factors' levels; variants alone are the levels of one factor.
@@ -187,16 +143,93 @@ class Study:
         })  # fmt: skip
         self.variants, self.levels = {}, dict[str, tuple[str, ...]]()
         for chosen in itertools.product(*(factor.items() for factor in factors)):
-            settings: dict[str, Any] = {}
-            for level, given in chosen:
-                for key in given or {}:
-                    refuse({f"factors: '{level}' sets {key}, as a level of another factor does.": key in settings})
-                settings |= given or {}
             name = ", ".join(level for level, _ in chosen)
-            self.variants[name], self.levels[name] = settings, tuple(level for level, _ in chosen)
+            keys = [key for _, settings in chosen for key in settings or {}]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            refuse({f"factors: two levels of '{name}' set {twice}.": twice is not None})
+            self.levels[name] = tuple(level for level, _ in chosen)
+            self.variants[name] = {key: value for _, settings in chosen for key, value in (settings or {}).items()}
         # Names of the whole study, which :meth:`narrow` compares with after it has left something out.
-        self._factors = [set(self.levels), *(set(factor) for factor in factors)]
-        self._names = list(dict.fromkeys([*self.algorithms, *self.levels, *(name for one in factors for name in one)]))
+        self._factors = [set(self.levels), *map(set, factors)]
+        self._names = list(dict.fromkeys([*self.algorithms, *self.levels, *itertools.chain(*factors)]))
+
+    def _check_settings(self) -> None:
+        """Check the keys of overrides, variants and algorithms.
+
+        Raises:
+            ConfigurationError: A key is no text, holds nested keys, or is one that the study itself gives to its runs;
+                or one of the overrides begins with neither a section nor the name of an algorithm.
+        """
+        check_folder_names("algorithms", self.algorithms)
+        check_keys("origins", self.origins)
+        for name, own in self.algorithms.items():
+            check_keys(f"algorithms.{name}", own or {})
+        for place, given in {"overrides": self.overrides, **self.variants}.items():
+            where = f"variants.{place}" if place in self.variants else place
+            check_keys(where, given or {})
+            for key, value in (given or {}).items():
+                is_class = isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
+                is_nested = key in self.algorithms or (key in SECTIONS and not is_class)
+                refuse({
+                    f"{where}.{key}: give full keys, e.g. {{{key}.lr: 0.1}}.": is_nested,
+                    f"{where}: the study itself gives {key} to its runs; leave it out.": key in OWN,
+                })  # fmt: skip
+        for key in self.overrides:
+            if self.algorithm_of(key) is None:
+                check_known("overrides", [key.partition(".")[0]], [*SECTIONS, *self.algorithms])
+
+    def algorithm_of(self, key: str) -> str | None:
+        """Return the algorithm that a key such as ``mu 1.5.mu`` is for, the longest name of several; None: for all."""
+        if key.partition(".")[0] in SECTIONS:
+            return None
+        # "mu 1.5.mu" belongs to the algorithm "mu 1.5", not to "mu 1".
+        return max((name for name in self.algorithms if key.startswith(f"{name}.")), key=len, default=None)
+
+    def _settings_of(self, name: str) -> dict[str, Any]:
+        """Return the settings of an algorithm, of which those in the overrides that name it replace its own."""
+        anew = {key.removeprefix(f"{name}."): value for key, value in self.overrides.items()
+                if self.algorithm_of(key) == name}  # fmt: skip
+        replaced = {plain_key(full_key(key)) for key in anew}
+        own = self.algorithms[name] or {}
+        return {key: value for key, value in own.items() if plain_key(full_key(key)) not in replaced} | anew
+
+    def _check(self) -> None:
+        """Check what a study is asked for beyond the types and bounds of its arguments.
+
+        Raises:
+            ConfigurationError: It cannot be done, or names what the study does not have.
+        """
+        metrics, tuning, seeds = self.metrics, self.tuning, self.seed_list
+        rungs = [rounds for rounds in tuning.rungs if rounds is not None]
+        above_1 = [value for name, values in self.targets.items() for value in values if is_share(name) and value > 1]
+        refuse({
+            "algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.": not self.algorithms,
+            f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.":
+                not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0,
+            f"name: '{self.name}' is no name of a folder; give the folder above it as out.":
+                Path(str(self.name)).name != self.name or self.name == "..",
+            "metrics: give different names as in metrics.csv, e.g. [accuracy/global].":
+                not metrics or len(set(metrics)) < len(metrics),
+            f"axis: {self.axis} is for targets, and none are given.": self.axis != "rounds" and not self.targets,
+            f"targets: got {', '.join(f'{value:g}' for value in above_1)}; give shares, such as 0.9 for 90 %.":
+                bool(above_1),
+            "tuning.seeds: none given; give e.g. [0].": not tuning.seeds,
+            f"tuning.max_rounds: got {tuning.max_rounds}; give T, null, or an ascending list such as [25, 100, null].":
+                not tuning.rungs or None in tuning.rungs[:-1] or rungs != sorted(set(rungs)),
+        })  # fmt: skip
+        refuse({
+            f"tuning.metric: '{self.tuning_metric}' is not measured on validation data; give e.g. accuracy/val_global.":
+                any(method.tuned for method in self.methods) and not is_of_validation(self.tuning_metric),
+            f"report: {self.report}: '{metrics[0]}', the first of metrics, is not measured on test data; put one first "
+            "that is, e.g. accuracy/global.":
+                self.report.startswith("best_on_") and not can_choose(self.report, metrics[0]),
+        })  # fmt: skip
+        check_known("reference", [self.reference] if self.reference else [], self.algorithms)
+        check_known("targets", self.targets, metrics)
+        check_known("better", self.better, [*metrics, str(tuning.metric)])
+        for name, paper in self.papers.items():
+            check_known(f"papers.{name}.metric", [paper.metric], metrics)
+            check_known(f"papers.{name}", paper.names, self._names)
 
     def narrow(self, names: Iterable[str]) -> None:
         """Keep only the named algorithms, variants and levels; a kind of which none is named is kept whole.
@@ -206,11 +239,11 @@ class Study:
         """
         wanted = set(names)
         check_known("only", sorted(wanted), self._names)
-        if wanted & set(self.algorithms):
+        if not wanted.isdisjoint(self.algorithms):
             self.methods = [method for method in self.methods if method.name in wanted]
         for name, levels in list(self.levels.items()):
             kinds = zip((name, *levels), self._factors, strict=True)
-            if not all(level in wanted or not wanted & kind for level, kind in kinds):
+            if not all(level in wanted or wanted.isdisjoint(kind) for level, kind in kinds):
                 del self.levels[name], self.variants[name]
         if not self.variants or not self.methods:
             left = "nothing of the study is left"
@@ -218,15 +251,21 @@ class Study:
                 left = f"leaves nothing of {self.part}, which needs {', '.join(sorted(wanted))}"
             raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
 
+    def as_config(self) -> dict[str, Any]:
+        """Return the study as a config of ``compare``, with the algorithms, variants and papers that are left of it."""
+        only = [method.name for method in self.methods] if len(self.methods) < len(self.algorithms) else []
+        only += self.variants if len(self.variants) < len(self._factors[0]) else []
+        return self.given | {"only": only, "papers": {name: self.given["papers"][name] for name in self.papers}}
+
     def is_lower_better(self, metric: str) -> bool:
         """Return whether small values of a metric are good: as ``better`` says, else by the metric's name."""
         said = self.better.get(metric) or self.better.get(on_split(metric, "test"))
         return is_lower_better(metric) if said is None else said == "lower"
 
     @property
-    def num_variants(self) -> int:
-        """Number of variants of the whole study, before :meth:`narrow` left any out."""
-        return len(self._factors[0])
+    def tuning_metric(self) -> str:
+        """Metric by which tuning ranks combinations."""
+        return self.tuning.metric or on_split(self.metrics[0], "val")
 
     @property
     def seed_list(self) -> list[int]:
@@ -236,22 +275,20 @@ class Study:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that do runs."""
+        """Number of processes that do runs, on this machine or in each job: one for each GPU, or else for each core."""
+        if self.workers is not None:
+            return self.workers
+        if self.backend != "here":
+            return int(self.resources.get("gpus_per_node") or self.resources.get("cpus_per_task") or 1)
         import torch  # here, because reading a study must not wait for the import
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return self.workers or torch.cuda.device_count() or cores or 1
-
-    @property
-    def num_workers_of_a_job(self) -> int:
-        """Number of processes that do runs in one job: ``workers``, or one for each GPU or core that it asks for."""
-        asked = self.resources.get("gpus_per_node") or self.resources.get("cpus_per_task")
-        return self.workers or int(asked or 1)
+        return torch.cuda.device_count() or cores or 1
 
     @property
     def num_at_once(self) -> int:
         """Number of runs that are done at a time, in all jobs if jobs do them."""
-        return self.num_workers if self.backend == "here" else self.jobs * self.num_workers_of_a_job
+        return self.num_workers * (1 if self.backend == "here" else self.jobs)
 
     @property
     def folder(self) -> Path:
@@ -265,7 +302,7 @@ class Study:
     @property
     def results_folder(self) -> Path:
         """Folder of the tables and figures; a single table or figure of a paper has a folder of its own."""
-        return self.folder / self.part if self.part else self.folder
+        return self.folder / self.part
 
     @property
     def reference_name(self) -> str:
@@ -285,17 +322,13 @@ class Study:
         :attr:`fixed`.
 
         Args:
-            shown: Levels that a variant must have to be in the table.
+            shown: Levels that a variant must have to be in the table; labels do not name them.
         """
-        *others, _ = [len(set(place)) > 1 for place in zip(*self.levels.values(), strict=True)]
-        found: dict[str, dict[str, str]] = {}
+        unsaid, found = {*shown, *self.fixed}, dict[str, dict[str, str]]()
         for name, (*levels, column) in self.levels.items():
-            if not set(shown) <= {*levels, column}:
-                continue
-            label = ", ".join(
-                level for level, varies in zip(levels, others, strict=True) if varies and level not in shown
-            )
-            found.setdefault(label, {})[column] = name
+            if {*levels, column}.issuperset(shown):
+                label = ", ".join(level for level in levels if level not in unsaid)
+                found.setdefault(label, {})[column] = name
         return found
 
     @property
@@ -316,6 +349,19 @@ class Study:
             settings["trainer.max_rounds"] = self._shrunk(rounds)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
+
+    def runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Run]:
+        """Return all runs that are reported, ordered by seed so that the tables of a partial study can compare.
+
+        Args:
+            chosen: Values that tuning chose, by variant and algorithm.
+        """
+        return [
+            self.run(variant, method, seed, (chosen or {}).get((variant, method.name)))
+            for seed in self.seed_list
+            for variant in self.variants
+            for method in self.methods
+        ]
 
     def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
         """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
@@ -362,65 +408,6 @@ def check_known(place: str, names: Iterable[str], known: Collection[str]) -> Non
         if name not in known:
             meant = did_you_mean(name, [*known], f"there is: {', '.join(known)}")
             raise ConfigurationError(f"{place}: the study has no '{name}'; {meant}")
-
-
-def check_tuning(tuning: Tuning) -> None:
-    """Check the numbers of rounds of tuning, which ascend from one rung to the next.
-
-    Raises:
-        ConfigurationError: They do not, or there are no seeds.
-    """
-    rungs = [rounds for rounds in tuning.rungs if rounds is not None]
-    refuse({
-        "tuning.seeds: none given; give e.g. [0].": not tuning.seeds,
-        f"tuning.max_rounds: got {tuning.max_rounds}; give T, null, or an ascending list such as [25, 100, null].":
-            not tuning.rungs or None in tuning.rungs[:-1] or rungs != sorted(set(rungs)),
-    })  # fmt: skip
-
-
-def _check_metrics(metrics: list[str], targets: Mapping[str, list[float]], axis: str) -> None:
-    """Check the names of the reported metrics, and the values whose costs are reported.
-
-    Raises:
-        ConfigurationError: A metric is missing, there twice or a column anyway, or a target is none.
-    """
-    check_known("targets", targets, metrics)
-    above = [value for name, values in targets.items() for value in values if is_share(name) and value > 1]
-    refuse({
-        "metrics: give different names as in metrics.csv, e.g. [accuracy/global].":
-            not metrics or len(set(metrics)) < len(metrics),
-        f"axis: {axis} is for targets, and none are given.": axis != "rounds" and not targets,
-        f"targets: got {', '.join(f'{value:g}' for value in above)}; give shares, such as 0.9 for 90 %.": bool(above),
-    })  # fmt: skip
-
-
-def check_settings(place: str, given: Mapping[str, Any]) -> None:
-    """Check the keys of settings that several runs get.
-
-    Raises:
-        ConfigurationError: A key is no text, a section holds nested keys, or a key is one that the study itself gives
-            to its runs.
-    """
-    check_keys(place, given)
-    for key, value in given.items():
-        is_class = isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
-        refuse({
-            f"{place}.{key}: give full keys, e.g. {{{key}.max_rounds: 10}}.": key in SECTIONS and not is_class,
-            f"{place}: the study itself gives {key} to its runs; leave it out.": key in OWN,
-        })  # fmt: skip
-
-
-def check_places(overrides: Mapping[str, Any], algorithms: Iterable[str]) -> None:
-    """Check that each key of the overrides begins with a section, or with the name of an algorithm.
-
-    Raises:
-        ConfigurationError: One does not, or is such a name alone.
-    """
-    names = [*SECTIONS, *algorithms]
-    for key in overrides:
-        refuse({f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.": key in names[len(SECTIONS) :]})
-        if not any(f"{key}.".startswith(f"{name}.") for name in names):
-            check_known("overrides", [key.partition(".")[0]], names)
 
 
 def check_folder_names(kind: str, names: Iterable[Any]) -> None:

@@ -16,13 +16,12 @@ from fedbc_lightning.cli.printed_tables import ROUGH
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
-from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.parsed_runs import build
+from fedbc_lightning.studies.parsed_runs import build, check_runs
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import NOTE, Run, has_ended, is_finished, slug
 from fedbc_lightning.studies.tables import show
-from fedbc_lightning.studies.tuning import read_tuned, rungs
+from fedbc_lightning.studies.tuning import rungs
 
 
 def plan_study(study: Study) -> pd.DataFrame:
@@ -39,33 +38,26 @@ def plan_study(study: Study) -> pd.DataFrame:
     Raises:
         ConfigurationError: The study cannot be run as configured; the message names the run.
     """
-    Comparison(study).check()
-    tuned = read_tuned(study)
+    check_runs(study)
     # Times depend on the threads, so the estimate is taken with as many as each run will have.
     threads = torch.get_num_threads()
     torch.set_num_threads(study.threads)
     logging.disable(logging.INFO)  # each run would say the same about its data; warnings are shown
     try:
-        rows = [
-            _row(study, variant, method, (tuned.get(variant) or {}).get(method.name))
-            for variant in study.variants
-            for method in study.methods
-        ]
+        return pd.DataFrame([_row(study, variant, method) for variant in study.variants for method in study.methods])
     finally:
         logging.disable(logging.NOTSET)
         torch.set_num_threads(threads)
-    return pd.DataFrame(rows)
 
 
-def _row(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> dict[str, Any]:
-    tried = chosen or method.first()
-    runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
-    is_chosen = not method.tuned or chosen is not None
-    done = sum(is_finished(run) for run in runs) if is_chosen else 0
+def _row(study: Study, variant: str, method: Method) -> dict[str, Any]:
+    runs = [study.run(variant, method, seed, method.first()) for seed in study.seed_list]
+    # The settings of a finished run are compared with the study's, unless tuning has chosen some of them.
+    done = sum((has_ended(run.folder) if method.tuned else is_finished(run)) for run in runs)
     plan = plan_run(runs[0])
     trials, rounds = 0, (len(runs) - done) * plan.max_rounds
     for rung, count in _count_trials(study, method):
-        settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
+        settings = study.trial(variant, method, study.tuning.seeds[0], method.first(), rung).settings
         places = study.folder / "tuning" / slug(variant) / slug(method.name)
         ended = min(count, sum(has_ended(note.parent) for note in places.glob(f"*/rung_{rung}/seed_*/{NOTE}")))
         trials, done = trials + count, done + ended

@@ -244,11 +244,9 @@ def show(console: Console, text: str, rows: Rows) -> None:
     for row in rows[1:]:
         cells = [escape(cell) for cell in row]
         table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in cells))
-    width = console.width
-    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    console.width = max(width, needed)
-    console.print(table, highlight=False)
-    console.width = width
+    # As wide as its cells: rich would otherwise cut cells to fit the terminal.
+    table.width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    console.print(table, highlight=False, crop=False)
     console.print()
 
 
@@ -270,16 +268,10 @@ def latex(parts: Iterable[tuple[str, Rows]]) -> str:
     """Return LaTeX tables for the package booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
     for text, rows in parts:
-        header, *body = [[_tex(cell) for cell in row] for row in rows]
-        lines += ["\\begin{table}", "\\centering", f"\\caption{{{_tex(text)}}}"]
-        lines += [
-            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            "\\toprule",
-            " & ".join(header) + r" \\",
-            "\\midrule",
-        ]
-        lines += [" & ".join(row) + r" \\" for row in body]
-        lines += ["\\bottomrule", "\\end{tabular}", "\\end{table}", ""]
+        header, *body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+        columns = "l" + "r" * (len(rows[0]) - 1)
+        lines += ["\\begin{table}", "\\centering", f"\\caption{{{_tex(text)}}}", f"\\begin{{tabular}}{{{columns}}}"]
+        lines += ["\\toprule", header, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""]
     return "\n".join(lines)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.core.metric_names import is_of_validation, on_split
 from fedbc_lightning.studies.methods import Method, Range
 from fedbc_lightning.studies.statistics import evaluated
 from fedbc_lightning.studies.study import Study
@@ -21,9 +19,6 @@ from fedbc_lightning.studies.study_run import Run, State
 
 # Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it.
 AT_ONCE = 4
-
-# File in the study's folder with the chosen values.
-TUNED = "tuned.yaml"
 
 # Successive halving keeps one of this many combinations for the next rung.
 KEPT = 3
@@ -35,7 +30,7 @@ Search = Generator[tuple[int, list[Values]], list[float], Values]
 
 
 def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple[str, str], Values]:
-    """Choose the values of each tuned algorithm in each variant, and write ``tuning.csv`` and ``tuned.yaml``.
+    """Choose the values of each tuned algorithm in each variant, and write ``tuning.csv``.
 
     Args:
         study: The study whose settings are tuned.
@@ -47,12 +42,11 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     methods = {method.name: method for method in study.methods if method.tuned}
     if not methods:
         return {}
-    metric = validation_metric(study)
     places = [(variant, name) for variant in study.variants for name in methods]
     searches = {place: _search(study, methods[place[1]]) for place in places}
     asked = {place: next(search) for place, search in searches.items()}
-    tried: dict[tuple[str, str], list[tuple[int, Values, float]]] = {place: [] for place in places}
     chosen: dict[tuple[str, str], Values] = {}
+    tried: dict[tuple[str, str], list[dict[str, Any]]] = {place: [] for place in places}
     # All searches advance in step: a batch of one algorithm alone would leave workers idle at the end of each rung.
     while asked:
         runs = {
@@ -63,37 +57,20 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
         }
         states = dict(zip(runs, do(list(runs.values())), strict=True))
         for place, (rung, batch) in list(asked.items()):
-            of_batch = ([states[place, k, seed] for seed in study.tuning.seeds] for k in range(len(batch)))
-            scores = [_score(found, metric) for found in of_batch]
-            tried[place] += [(rung, values, score) for values, score in zip(batch, scores, strict=True)]
+            scores = [_score((states[place, k, seed] for seed in study.tuning.seeds), study.tuning_metric)
+                      for k in range(len(batch))]  # fmt: skip
+            tried[place] += [{**values, "rung": rung, study.tuning_metric: score}
+                             for values, score in zip(batch, scores, strict=True)]  # fmt: skip
             try:
                 asked[place] = searches[place].send(scores)
             except StopIteration as end:
                 chosen[place] = end.value
                 del asked[place]
-    _write(study, tried, {place: chosen[place] for place in places}, metric)
-    return chosen
-
-
-def _write(study: Study, tried: Mapping[tuple[str, str], Sequence[tuple[int, Values, float]]],
-           chosen: Mapping[tuple[str, str], Values], metric: str) -> None:  # fmt: skip
-    rows = [
-        {"variant": variant, "algorithm": name, **values, "rung": rung, metric: score,
-         "chosen": values == chosen[variant, name]}
-        for (variant, name), found in tried.items() for rung, values, score in found
-    ]  # fmt: skip
+    rows = [{"variant": variant, "algorithm": name, **row, "chosen": row.items() >= chosen[variant, name].items()}
+            for (variant, name), found in tried.items() for row in found]  # fmt: skip
     with study.locked():
         write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
-        nested = read_tuned(study)  # keep the values that other parts of the study have chosen
-        for (variant, name), values in chosen.items():
-            nested.setdefault(variant, {})[name] = values
-        write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
-
-
-def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
-    """Read the values chosen so far: variant -> algorithm -> setting -> value."""
-    path = study.folder / TUNED
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+    return chosen
 
 
 def write_tried(path: Path, tried: pd.DataFrame) -> None:
@@ -105,28 +82,13 @@ def write_tried(path: Path, tried: pd.DataFrame) -> None:
     write_text(path, tried.to_csv(index=False))
 
 
-def validation_metric(study: Study) -> str:
-    """Return the metric by which tuning ranks combinations.
-
-    Raises:
-        ConfigurationError: It is not measured on validation data.
-    """
-    metric = study.tuning.metric or on_split(study.metrics[0], "val")
-    if not is_of_validation(metric):
-        raise ConfigurationError(
-            f"tuning.metric: '{metric}' is not measured on validation data; give e.g. accuracy/val_global."
-        )
-    return metric
-
-
 def _score(states: Iterable[State], metric: str) -> float:
-    """Return the mean over the seeds of the last evaluated value; NaN if a run failed."""
+    """Return the mean over the seeds of the last evaluated value; NaN if a run failed or does not log the metric."""
     values = []
     for state in states:
-        if state.status != "finished":
+        if state.status != "finished" or metric not in state.run.record.metrics:
             return math.nan
-        metrics = state.run.record.metrics
-        values.append(float(metrics[metric].loc[evaluated(metrics).index[-1]]))
+        values.append(float(evaluated(state.run.record.metrics)[metric].iloc[-1]))
     return sum(values) / len(values)
 
 
@@ -162,12 +124,12 @@ def _ranked(study: Study, method: Method, tried: Iterable[tuple[Values, float]])
         ConfigurationError: Every combination failed.
     """
     scored = [(values, score) for values, score in tried if not math.isnan(score)]
-    metric = validation_metric(study)
     if not scored:
         raise ConfigurationError(
-            f"algorithms.{method.name}: no combination gave a {metric}; see the log.txt of its runs in tuning/."
+            f"algorithms.{method.name}: no combination gave a {study.tuning_metric}; see the log.txt of its runs in "
+            "tuning/."
         )
-    sign = 1 if study.is_lower_better(metric) else -1
+    sign = 1 if study.is_lower_better(study.tuning_metric) else -1
     return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
 
 
@@ -199,7 +161,7 @@ def optuna_search(study: Study, method: Method) -> Search:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for asking in batches
-    direction = "minimize" if study.is_lower_better(validation_metric(study)) else "maximize"
+    direction = "minimize" if study.is_lower_better(study.tuning_metric) else "maximize"
     search = optuna.create_study(sampler=sampler, direction=direction)
     tried: list[tuple[Values, float]] = []
     while len(tried) < study.tuning.trials:

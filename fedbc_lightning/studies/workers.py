@@ -19,8 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from hashlib import sha256
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,15 +33,14 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.studies.results import check_metrics, finished
+from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, note_stop
-from fedbc_lightning.studies.tuning import tune, validation_metric
+from fedbc_lightning.studies.tuning import tune
 
 if TYPE_CHECKING:  # an extra
     import submitit
-    from submitit.helpers import DelayedSubmission
 
 # Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -100,18 +97,7 @@ class StudyRuns:
 
         # Every worker and every job goes through this method, tuning included: searches are deterministic, so all ask
         # for the same runs in the same order, and find the same best values without a word to each other.
-        chosen = tune(self.study, tried)
-        self.states = self._do(str(self.study.name), self._reported(chosen), advance)
-
-    def _reported(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
-        """Return the runs that are reported, ordered by seed so that the tables of a partial study can compare."""
-        study = self.study
-        return [
-            study.run(variant, method, seed, chosen.get((variant, method.name)))
-            for seed in study.seed_list
-            for variant in study.variants
-            for method in study.methods
-        ]
+        self.states = self._do(str(self.study.name), self.study.runs(tune(self.study, tried)), advance)
 
     def _do(self, title: str, runs: Sequence[Run], advance: Advance) -> list[State]:
         """Do runs under a progress bar, and return what has become of each."""
@@ -133,21 +119,18 @@ class StudyRuns:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _check_metrics(self, states: Sequence[State]) -> None:
-        """Check on the first finished runs that they log the study's metrics, before all others have been run.
-
-        Every trial logs the metric that ranks it; a reported metric may be one that only some algorithms log.
+        """Check the names of metrics as soon as each algorithm has a finished run, which a long study has early.
 
         Raises:
-            ConfigurationError: A metric is not logged.
+            ConfigurationError: None of these runs logs one of the metrics.
         """
-        done = finished(states)
-        if states[0].run.tried:
-            for run in done:
-                check_metrics([run], [validation_metric(self.study)])
-        elif not any(state.is_open for state in states) or {run.method for run in done} == {
-            state.run.method for state in states
-        }:
-            check_metrics(done, self.study.metrics)
+        runs = finished(states)
+        if runs and {run.method for run in runs} >= {state.run.method for state in states if state.is_open}:
+            logged = dict.fromkeys(name for run in runs for name in run.record.metrics)
+            for metric in [self.study.tuning_metric] if states[0].run.tried else self.study.metrics:
+                if metric not in logged:
+                    known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
+                    raise ConfigurationError(f"metrics: no run logs '{metric}'; there is: {', '.join(known)}.")
 
 
 class Workers:
@@ -224,8 +207,13 @@ def work(study: Study, since: float, device: int | None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     torch.set_num_threads(study.threads)
+
+    def do_free_runs(states: Sequence[State]) -> None:
+        for state in states:
+            do_if_free(state.run, since)
+
     with contextlib.suppress(ConfigurationError):  # whoever watches the study finds the same, and says it
-        StudyRuns(study, Console(quiet=True), since).do(partial(do_free_runs, since=since))
+        StudyRuns(study, Console(quiet=True), since).do(do_free_runs)
 
 
 def _end_with_parent() -> None:
@@ -234,12 +222,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
-
-
-def do_free_runs(states: Sequence[State], since: float) -> None:
-    """Do, in this process, all runs that no other process does."""
-    for state in states:
-        do_if_free(state.run, since)
 
 
 def do_if_free(run: Run, since: float) -> None:
@@ -321,10 +303,10 @@ class Share:
     def __call__(self) -> None:
         """Do runs as long as there are some."""
         study = self.study
-        with Workers(study, study.num_workers_of_a_job, self.since) as workers:
+        with Workers(study, study.num_workers, self.since) as workers:
             StudyRuns(study, Console(), self.since).do(workers.advance)
 
-    def checkpoint(self) -> DelayedSubmission:
+    def checkpoint(self) -> Any:
         """Return what submitit requeues when the job is preempted or its time is up; runs go on from ``last.ckpt``."""
         from submitit.helpers import DelayedSubmission
 
@@ -346,32 +328,30 @@ class Jobs:
     def __init__(self, study: Study, console: Console, since: float) -> None:
         self._study, self._console, self._since = study, console, since
         self._folder = study.folder.resolve() / FOLDER
-        asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
+        self._asked = json.dumps([study.part, study.as_config()], default=str)
+        self._jobs: Sequence[submitit.Job[Any]] = []
         try:
             import submitit
 
-            self._submitit = submitit
             self._executor = submitit.AutoExecutor(
                 self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
             )
+            asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
             self._executor.update_parameters(**asked)
         except ModuleNotFoundError:
             raise ConfigurationError(
                 f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
             ) from None
-        except RuntimeError as error:  # there is no such scheduler here
-            raise ConfigurationError(f"backend: {study.backend}: {first_line(error)}") from None
-        except (NameError, TypeError, ValueError, AssertionError) as error:
+        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(
-                f"resources: {first_line(error).rstrip('.')}; they have submitit's names, "
+                f"backend: {study.backend}: resources: {first_line(error).rstrip('.')}; they have submitit's names, "
                 "e.g. timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
             ) from None
-        runs = [study.given, study.part, list(study.variants), [method.name for method in study.methods]]
-        self._digest = sha256(json.dumps(runs, default=str).encode()).hexdigest()
-        self._jobs: Sequence[submitit.Job[Any]] = []
 
     def __enter__(self) -> Jobs:
         """Submit the jobs, unless those of before are alive."""
+        from submitit.core.utils import FailedJobError
+
         self._jobs = self._alive()
         verb = "at work" if self._jobs else "submitted"
         if not self._jobs:
@@ -379,9 +359,9 @@ class Jobs:
             try:
                 with self._executor.batch():
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
-            except (OSError, self._submitit.core.utils.FailedJobError) as error:
+            except (OSError, FailedJobError) as error:
                 raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
-            record = {"study": self._digest, "jobs": [job.job_id for job in self._jobs]}
+            record = {"study": self._asked, "jobs": [job.job_id for job in self._jobs]}
             write_text(self._folder / RECORD, json.dumps(record))
         names = ", ".join(job.job_id for job in self._jobs)
         self._console.print(f"Jobs {verb}: {names}; they print to {self._folder}/", highlight=False, soft_wrap=True)
@@ -406,12 +386,12 @@ class Jobs:
 
     def _alive(self) -> Sequence[submitit.Job[Any]]:
         """Return the jobs that were submitted before, if one of them waits or runs."""
+        import submitit
+
         path = self._folder / RECORD
-        if not path.is_file():
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if record.get("study") != self._asked:  # these do other runs
             return []
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["study"] != self._digest:  # these do other runs
-            return []
-        kind = self._submitit.SlurmJob if self._study.backend == "slurm" else self._submitit.LocalJob
+        kind = submitit.SlurmJob if self._study.backend == "slurm" else submitit.LocalJob
         jobs: list[submitit.Job[Any]] = [kind(self._folder, name) for name in record["jobs"]]
         return [] if all(job.done() for job in jobs) else jobs

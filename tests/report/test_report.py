@@ -395,7 +395,7 @@ def test_parts_of_a_study_have_a_page_each(copied, capfd):
     for part in ("table1", "table2"):
         (study / part).mkdir()
         content = json.loads((study / "study.json").read_text()) | {"part": part}
-        content["variants"] = ["E = 1"]
+        content["config"]["only"] = ["E = 1"]
         (study / part / "study.json").write_text(json.dumps(content))
     (study / "study.json").unlink()
     capfd.readouterr()
