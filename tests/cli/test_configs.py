@@ -17,7 +17,7 @@ from helpers.text_formats import write_leaf, write_sent140
 from fedbc_lightning.cli.classes import import_object
 from fedbc_lightning.cli.command_arguments import shipped_configs
 from fedbc_lightning.commands.studies import read_study
-from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.parsed_runs import check_runs
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -77,7 +77,7 @@ def test_all_runs_of_a_study_can_be_parsed(name, place):
         if not set(levels) - seen:
             del study.variants[variant]
         seen |= set(levels)
-    Comparison(study).check()
+    check_runs(study)
 
 
 def at_default(given: dict, defaults: Mapping[str, object], where: str) -> list[str]:
