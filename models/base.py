@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -32,12 +33,14 @@ class SupervisedModel(LightningModule):
 
     Attributes:
         network: Module that maps a batch of inputs to outputs.
+        image_shape: Channels, height and width of an input, None for any; None if inputs are no images.
 
     Raises:
         ConfigurationError: An argument is impossible.
     """
 
     network: nn.Module
+    image_shape: tuple[int | None, ...] | None = None
 
     def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0) -> None:
         super().__init__()
@@ -52,18 +55,22 @@ class SupervisedModel(LightningModule):
         Raises:
             ConfigurationError: The inputs do not fit the model.
         """
-        self.check_inputs(inputs)
+        self._check_shape(tuple(inputs.shape[1:]))
         return self.network(inputs)
 
-    def check_inputs(self, inputs: Tensor) -> None:
-        """Check the shape of the inputs; values are not read, as that would wait for the device.
-
-        Raises:
-            ConfigurationError: The inputs do not have ``num_features`` features.
-        """
-        expected, found = self.hparams.get("num_features"), inputs.shape[1:].numel()
-        if expected is not None and found != expected:
-            raise ConfigurationError(f"model.num_features: got {expected}, but an input has {found}.")
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise unless an input of this shape fits; values are not read, as that would wait for the device."""
+        features, image = self.hparams.get("num_features"), self.image_shape
+        if features is not None and features != math.prod(shape):
+            raise ConfigurationError(f"model.num_features: got {features}, but an input has {math.prod(shape)}.")
+        if image is None:
+            return
+        if len(shape) != 3 or any(size not in (None, found) for size, found in zip(image, shape, strict=True)):
+            sizes = ", ".join("any" if size is None else str(size) for size in image)
+            raise ConfigurationError(
+                f"model: {type(self).__name__} takes images (channels, height, width) of ({sizes}), but an input has "
+                f"the shape {shape}."
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
@@ -36,6 +36,7 @@ class CIFARCNN(Classifier):
 
     def __init__(self, in_channels: Count = 3, image_size: Count = 32, num_classes: Count = 10, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.image_shape = (in_channels, image_size, image_size)
         if image_size < 16:
             raise ConfigurationError(
                 f"model.image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP"
@@ -51,15 +52,6 @@ class CIFARCNN(Classifier):
             *(nn.Linear(120, 84), nn.ReLU()),
             nn.Linear(84, num_classes),
         )
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        """Check the shape of the inputs.
-
-        Raises:
-            ConfigurationError: The inputs are not images ``(B, in_channels, image_size, image_size)``.
-        """
-        super().check_inputs(inputs)
-        check_images(inputs, self.hparams["in_channels"], self.hparams["image_size"])
 
 
 class FEMNISTCNN(Classifier):
@@ -86,6 +78,7 @@ class FEMNISTCNN(Classifier):
 
     def __init__(self, num_classes: Count = 62, hidden: Count = 2048, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.image_shape = (1, 28, 28)
         # Padding of 2 is TensorFlow's "same" for a kernel of 5, as in LEAF; pooling halves 28 pixels to 14 and to 7.
         self.network = nn.Sequential(
             *(nn.Conv2d(1, 32, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -94,15 +87,6 @@ class FEMNISTCNN(Classifier):
             *(nn.Linear(64 * 7 * 7, hidden), nn.ReLU()),
             nn.Linear(hidden, num_classes),
         )
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        """Check the shape of the inputs.
-
-        Raises:
-            ConfigurationError: The inputs are not images ``(B, 1, 28, 28)``.
-        """
-        super().check_inputs(inputs)
-        check_images(inputs, channels=1, size=28)
 
 
 class ResNet18GroupNorm(Classifier):
@@ -135,6 +119,7 @@ class ResNet18GroupNorm(Classifier):
         from torchvision.models import resnet18  # takes a second to import
 
         super().__init__(**kwargs)
+        self.image_shape = (in_channels, None, None)
         if 64 % num_groups:
             raise ConfigurationError(f"model.num_groups: got {num_groups}; it must divide 64, the fewest channels.")
         self.network = resnet18(num_classes=num_classes, norm_layer=partial(nn.GroupNorm, num_groups))
@@ -142,26 +127,3 @@ class ResNet18GroupNorm(Classifier):
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision initialises its stem
         self.network.conv1 = stem
         self.network.maxpool = nn.Identity()
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        """Check the shape of the inputs.
-
-        Raises:
-            ConfigurationError: The inputs are not images ``(B, in_channels, H, W)``.
-        """
-        super().check_inputs(inputs)
-        check_images(inputs, self.hparams["in_channels"])
-
-
-def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None:
-    """Check that inputs are images ``(B, channels, size, size)``; with ``size=None`` height and width are free.
-
-    Raises:
-        ConfigurationError: The inputs have another shape.
-    """
-    is_image = inputs.ndim == 4
-    if is_image and inputs.shape[1] == channels and (size is None or inputs.shape[2:] == (size, size)):
-        return
-    side = "any height and width" if size is None else f"{size} x {size} pixels"
-    found = f"{inputs.shape[1]} channels, {inputs.shape[2]} x {inputs.shape[3]}" if is_image else tuple(inputs.shape)
-    raise ConfigurationError(f"model: expects images (B, {channels}, H, W) of {side}, but the batch has {found}.")

@@ -104,15 +104,11 @@ class LoRAGPT2(NextToken):
         Raises:
             ConfigurationError: The inputs are not tokens, or too many.
         """
-        if (
-            inputs.ndim != 2
-            or inputs.dtype != torch.int64
-            or not 0 < inputs.shape[1] <= self.hparams["sequence_length"]
-        ):
+        limit = self.hparams["sequence_length"]
+        if inputs.ndim != 2 or inputs.dtype != torch.int64 or not 0 < inputs.shape[1] <= limit:
             raise ConfigurationError(
-                f"model: LoRAGPT2 takes tokens (B, L) of int64, L at least 1 and at most model.sequence_length="
-                f"{self.hparams['sequence_length']}, but the batch has "
-                f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}."
+                f"model: LoRAGPT2 takes tokens (B, L) of int64 with 1 <= L <= model.sequence_length={limit}, but the "
+                f"batch has {inputs.dtype} of shape {tuple(inputs.shape)}."
             )
         return self.network(input_ids=inputs).logits
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbc_lightning.core.lightning_names import both
-from fedbc_lightning.core.metric_names import EPSILON, HELDOUT, TRAIN_LOSS, Measured, measured, train_name
+from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.printing import NotebookOutput, stream_handlers
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.distributed.interrupts import Interrupts, StoppedError
@@ -308,8 +308,7 @@ def key_numbers(trainer: RunView) -> dict[str, float]:
     by_place = {place: [what.metric for what in found if what.place == place] for place in ("global", "local")}
     logged = by_place["global"] or by_place["local"]  # no model is everyone's where clients keep parts of their own
     logged.sort(key=lambda name: "loss" in name)
-    places = ("global", "local", "worst10", *HELDOUT)
-    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places), EPSILON]
+    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in KEY_PLACES), EPSILON]
     return {name: float(metrics[name]) for name in names if name in metrics}
 
 

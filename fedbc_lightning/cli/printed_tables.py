@@ -119,8 +119,8 @@ def print_plan(plan: Plan) -> None:
         ("clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"),
         ("steps", f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
          f"{about}{plan.num_steps:,} in all"),
-        ("engine", escape(_engines(plan))),
-        ("round", f"about {duration(plan.round_seconds[plan.engine])}"),
+        ("engine", plan.engine),
+        ("round", f"about {duration(plan.round_seconds)}"),
         ("start-up", f"about {duration(plan.start_seconds)}"),
         ("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}"),
     ]  # fmt: skip
@@ -140,12 +140,3 @@ def print_plan(plan: Plan) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(ROUGH, style="dim", soft_wrap=True)
-
-
-def _engines(plan: Plan) -> str:
-    for other, seconds in plan.round_seconds.items():
-        if other != plan.engine:
-            return f"{plan.engine}; {other} would take about {duration(seconds)} per round"
-    other = "sequential" if plan.engine == "vectorized" else "vectorized"
-    said = "" if plan.not_timed.startswith("cannot") else "was not timed: "
-    return f"{plan.engine}; {other} {said}{plan.not_timed}"

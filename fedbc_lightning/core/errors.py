@@ -23,7 +23,7 @@ class ConfigurationError(ValueError):
 class NotVectorizableError(ConfigurationError):
     """The vectorized engine cannot do what is asked of it; the sequential engine can.
 
-    ``engine: auto`` and the plan of a run catch this error alone: any other mistake is one for both engines.
+    ``engine: auto`` catches this error alone: any other mistake is one for both engines.
 
     Args:
         reason: What the engine cannot do, worded to stand behind its name, such as "cannot train with dropout".

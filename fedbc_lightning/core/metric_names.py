@@ -9,16 +9,42 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-GLOBAL = ("global",)
-LOCAL = ("local", "local_weighted")
-# How evenly the global model serves the clients: these are measured on test data only
-EVEN = ("std", "worst10", "least_data", "most_data")
-# z on clients that never train, as it is and after a few steps on each client's training data: means over clients
-HELDOUT = ("heldout", "heldout_finetuned")
-# How evenly z serves these clients: measured on test data only
-EVEN_HELDOUT = tuple(f"{place}_{spread}" for place in HELDOUT for spread in ("std", "worst10"))
-PLACES = (*GLOBAL, *LOCAL, *EVEN, *HELDOUT, *EVEN_HELDOUT)
-TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
+
+class Place(NamedTuple):
+    """A model, or a summary over clients, of which a metric is measured.
+
+    Attributes:
+        group: Group in which its metrics stand in tables, from 1.
+        words: What it is, for reports; empty where they do not show it.
+        is_test_only: Whether it is measured on test data only.
+    """
+
+    group: int
+    words: str = ""
+    is_test_only: bool = False
+
+
+# By the last part of a metric's name, in the order in which people want to read them
+PLACES = {
+    "global": Place(1, "global model z"),
+    "local": Place(2, "clients' own models"),
+    "local_weighted": Place(2),
+    # z on clients that never train, as it is and after a few steps on each client's training data: means over clients
+    "heldout": Place(4, "z on held-out clients"),
+    "heldout_finetuned": Place(4, "z on held-out clients, fine-tuned"),
+    # How evenly the global model serves the clients
+    "worst10": Place(3, "z on the worst tenth of the clients", is_test_only=True),
+    "least_data": Place(3, "z on the client with least data", is_test_only=True),
+    "most_data": Place(3, "z on the client with most data", is_test_only=True),
+    "std": Place(3, is_test_only=True),
+    # How evenly z serves clients that never train
+    "heldout_std": Place(5, is_test_only=True),
+    "heldout_worst10": Place(5, is_test_only=True),
+    "heldout_finetuned_std": Place(5, is_test_only=True),
+    "heldout_finetuned_worst10": Place(5, is_test_only=True),
+}
+# Those that tell most about a run
+KEY_PLACES = ("global", "local", "worst10", "heldout", "heldout_finetuned")
 
 TRAIN_LOSS = "train/loss"
 EPSILON = "privacy/epsilon"
@@ -32,7 +58,7 @@ PARTS = (
 # Whole words: smaller values are better for a metric whose name contains one of these as a word of its own
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
 
-_ORDER = (GLOBAL, LOCAL, EVEN, HELDOUT, EVEN_HELDOUT)
+# Groups of names in tables behind those of the evaluation
 _GROUPS = ("dual/", "staleness/", "privacy/", "comm/", "time/")
 
 
@@ -48,6 +74,11 @@ class Measured(NamedTuple):
     metric: str
     place: str = "global"
     split: str = "test"
+
+    @property
+    def is_test_only(self) -> bool:
+        """Whether there is no such metric on validation data."""
+        return PLACES[self.place].is_test_only
 
     @property
     def name(self) -> str:
@@ -73,7 +104,7 @@ def measured(name: str) -> Measured | None:
     """
     metric, _, last = name.rpartition("/")
     place = last.removeprefix("val_")
-    if not metric or place not in PLACES or (place != last and place in TEST_ONLY):
+    if not metric or place not in PLACES or (place != last and PLACES[place].is_test_only):
         return None
     return Measured(metric, place, "test" if place == last else "val")
 
@@ -81,7 +112,7 @@ def measured(name: str) -> Measured | None:
 def is_of_clients(name: str) -> bool:
     """Return whether a metric exists only where clients are evaluated one by one."""
     found = measured(name)
-    return name == NUM_EVALUATED or (found is not None and found.place not in GLOBAL)
+    return name == NUM_EVALUATED or (found is not None and found.place != "global")
 
 
 def is_of_validation(name: str) -> bool:
@@ -98,7 +129,7 @@ def on_split(name: str, split: str) -> str:
         ('accuracy/val_global', 'accuracy/std', 'train/loss')
     """
     found = measured(name)
-    return name if found is None or found.place in TEST_ONLY else found._replace(split=split).name
+    return name if found is None or found.is_test_only else found._replace(split=split).name
 
 
 def train_name(metric: str) -> str:
@@ -115,10 +146,10 @@ def order(name: str) -> int:
     """Return the group of a name in tables: training, global, own models, clients, held-out clients, then costs."""
     found = measured(name)
     if found is not None:
-        return 1 + next(k for k, places in enumerate(_ORDER) if found.place in places)
+        return PLACES[found.place].group
     if name == NUM_EVALUATED:
-        return 1 + _ORDER.index(EVEN)
-    return next((1 + len(_ORDER) + k for k, group in enumerate(_GROUPS) if name.startswith(group)), 0)
+        return PLACES["worst10"].group
+    return next((6 + k for k, group in enumerate(_GROUPS) if name.startswith(group)), 0)
 
 
 def is_lower_better(metric: str) -> bool:

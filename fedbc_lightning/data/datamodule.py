@@ -420,9 +420,12 @@ class FederatedDataModule(LightningDataModule):
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """Convert a data set to the in-memory form, if it has one."""
-        if "collate_fn" in self.loader_options and augment_of(dataset) is not None:
-            raise ConfigurationError("data.collate_fn: images are augmented in whole batches; leave out one of the two")
         arrays = as_arrays(dataset)
+        if augment_of(dataset) is not None and (arrays is None or "collate_fn" in self.loader_options):
+            raise ConfigurationError(
+                "data: images are augmented in whole batches, but a collate_fn or a data set's own way of reading them "
+                "makes batches of single ones; leave one of the two out"
+            )
         if arrays is None:
             return dataset
         arrays.pool.keep_on_device = self.keep_on_device

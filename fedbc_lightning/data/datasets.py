@@ -200,16 +200,16 @@ def as_arrays(dataset: Dataset) -> ArrayDataset | None:
     their own way. All subsets of one ``TensorDataset`` share its pool.
     """
     if isinstance(dataset, ArrayDataset):
-        return dataset if _reads_items_as(dataset, ArrayDataset) else None
+        return dataset if is_gathered(type(dataset)) else None
     if isinstance(dataset, TensorDataset):
-        if not _reads_items_as(dataset, TensorDataset) or not len(dataset.tensors):
+        if not _reads_items_as(type(dataset), TensorDataset) or not len(dataset.tensors):
             return None
         # The user may have given the data set other tensors since its pool was made.
         pool = _POOLS.get(dataset)
         if pool is None or pool.tensors is not dataset.tensors:
             pool = _POOLS[dataset] = TensorPool(dataset.tensors)
         return ArrayDataset(pool)
-    if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
+    if isinstance(dataset, Subset) and _reads_items_as(type(dataset), Subset):
         base = as_arrays(dataset.dataset)
         return None if base is None else base.subset(np.asarray(dataset.indices, dtype=np.int64))
     return None
@@ -248,15 +248,14 @@ def have_one_kind(datasets: Sequence[Any]) -> bool:
     return all(part.count(part[0]) == len(part) for part in parts)  # fast, because equal objects mostly are identical
 
 
-def has_plain_rows(datasets: Sequence[ArrayDataset]) -> bool:
-    """Return whether no class of these data sets has a way of its own to turn positions into rows."""
-    kinds: set[type[ArrayDataset]] = set(map(type, datasets))
-    return all(kind.rows is ArrayDataset.rows for kind in kinds)
+def is_gathered(kind: type) -> bool:
+    """Return whether batches of such data sets are gathered from tensors, since no subclass reads items its own way."""
+    return issubclass(kind, ArrayDataset) and _reads_items_as(kind, ArrayDataset)
 
 
-def _reads_items_as(dataset: Dataset, kind: type) -> bool:
-    methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch")
-    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in methods)
+def _reads_items_as(kind: type, base: type) -> bool:
+    methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch", "rows", "gather", "finish")
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in methods)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -14,11 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.data.datasets import (
-    ArrayDataset,
-    has_plain_rows,
-    num_items,
-)
+from fedbc_lightning.data.datasets import ArrayDataset, is_gathered, num_items
 
 Number = TypeVar("Number", int, np.ndarray)
 # Bytes of in-memory samples that one operation gathers, for several batches if they are small
@@ -125,7 +121,7 @@ class ClientLoader:
     def gathers(self) -> bool:
         """Whether batches are gathered from tensors in memory."""
         # A collate_fn takes a list of samples, which the gathered rows are not.
-        return isinstance(self.dataset, ArrayDataset) and "collate_fn" not in self._options
+        return is_gathered(type(self.dataset)) and "collate_fn" not in self._options
 
     @property
     def gathers_plainly(self) -> bool:
@@ -173,8 +169,7 @@ class ClientLoader:
     def _chunks(self, dataset: ArrayDataset, tensors: Sequence[Tensor], size: int) -> Iterable[list[Tensor]]:
         """Return copies of the samples of this epoch in order, ``size`` at a time or fewer at the end."""
         total = len(self) * self.batch_size if self.drop_last else self.num_samples
-        is_in_order = self.sampler.is_in_order and has_plain_rows([dataset])
-        if is_in_order and dataset.indices is None and len(dataset) == self.num_samples:
+        if self.sampler.is_in_order and dataset.indices is None and len(dataset) == self.num_samples:
             # Cloned, since a step that writes into its batch would change the data set through a view of it. To copy a
             # stretch of 5 rows takes a quarter of the time of the below.
             ends = [(start, min(start + size, total)) for start in range(0, total, size)]
@@ -256,8 +251,8 @@ class ClientLoaders(Sequence[ClientLoader]):
         self.sizes = np.array(list(map(num_items, datasets)))
         self._first = first = make(datasets[0], clients[0])
         self.num_batches: np.ndarray = num_batches(self.sizes, first.batch_size, first.drop_last)
-        # Thousands of clients have few classes of data sets, so issubclass is asked once for each class.
-        self.gathers = first.gathers and all(issubclass(kind, ArrayDataset) for kind in set(map(type, datasets)))
+        # Thousands of clients have few classes of data sets, so each class is asked once.
+        self.gathers = first.gathers and all(map(is_gathered, set(map(type, datasets))))
 
     def __len__(self) -> int:
         return len(self.datasets)

@@ -67,21 +67,12 @@ def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients
             f"{MIN_CLIENTS} clients per process and round), and here are {num_parameters:,} and {num_clients:,}"
         )
     try:
-        engine = other_engine(bench, "vectorized", algorithm)
+        # On a workbench that has kept nothing, and accepted by the method and its parts
+        engine = make_engine("vectorized", bench.renewed())
+        algorithm.check(engine)
+        algorithm.server_callbacks(engine)
         # What no rule of the settings sees (a sum that is logged, a branch on a value, dropout) shows in one batch.
         try_step(engine.bench)
     except NotVectorizableError as error:
         return f"vectorized {error.reason}"
     return None
-
-
-def other_engine(bench: Workbench, kind: Kind, algorithm: FederatedAlgorithm) -> BaseEngine:
-    """Return an engine on a workbench that has kept nothing, after the method and its parts have accepted it.
-
-    Raises:
-        NotVectorizableError: The vectorized engine cannot train the run's clients.
-    """
-    engine = make_engine(kind, bench.renewed())
-    algorithm.check(engine)
-    algorithm.server_callbacks(engine)
-    return engine

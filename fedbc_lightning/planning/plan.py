@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
 from fedbc_lightning.planning import totals
 from fedbc_lightning.planning.timing import RoundTimer, time_evaluation
@@ -33,8 +32,7 @@ class Plan:
         steps_per_round: Number of optimizer steps of all clients of a round, mean over the first rounds.
         num_steps: Number of optimizer steps of all rounds.
         is_counted: Whether steps and bytes were counted over all rounds; else they are extrapolated from the first.
-        round_seconds: Map from engine to seconds of a round without evaluation; has the other engine if it was timed.
-        not_timed: Reason why the other engine was not timed; empty if it was.
+        round_seconds: Seconds of a round without evaluation.
         start_seconds: Seconds from the start to the first round: imports (on the command line), data and set-up.
         evaluation_seconds: Seconds of one evaluation.
         num_evaluations: Number of evaluations, that of the initial model included.
@@ -47,7 +45,7 @@ class Plan:
 
     algorithm: str
     model: str
-    engine: choice.Kind
+    engine: str
     device: str
     num_processes: int
     num_parameters: int
@@ -58,8 +56,7 @@ class Plan:
     steps_per_round: float
     num_steps: int
     is_counted: bool
-    round_seconds: dict[choice.Kind, float]
-    not_timed: str
+    round_seconds: float
     start_seconds: float
     evaluation_seconds: float
     num_evaluations: int
@@ -77,7 +74,7 @@ class Plan:
     @property
     def training_seconds(self) -> float:
         """Seconds of all rounds and evaluations."""
-        return self.max_rounds * self.round_seconds[self.engine] + self.num_evaluations * self.evaluation_seconds
+        return self.max_rounds * self.round_seconds + self.num_evaluations * self.evaluation_seconds
 
 
 def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
@@ -129,8 +126,7 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
-        not_timed=timer.not_timed, start_seconds=start_seconds,
-        evaluation_seconds=evaluation_seconds, num_evaluations=num_evaluations,
+        start_seconds=start_seconds, evaluation_seconds=evaluation_seconds, num_evaluations=num_evaluations,
         bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, simulated_seconds=drawn.simulated_seconds,
         memory=totals.memory(run, drawn, tables, is_measured=bool(timer.whole_seconds)),
         disk=totals.disk(run, drawn, tables, empty, num_evaluations),

@@ -1,4 +1,4 @@
-"""Measures how long an evaluation takes, and a round in either engine."""
+"""Measures how long an evaluation and a round take."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.datasets import num_items
-from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.measurement import Measurement, Task
 from fedbc_lightning.federation.federation import Federation, PlannedRound
@@ -101,15 +97,10 @@ NUM_TIMINGS = 3
 """Number of timings; the shortest is used, since other programs of the machine make timings longer only."""
 SLOW_STEPS = 0.5
 """Seconds of a first timing above which nothing is timed again."""
-MAX_STEP_SECONDS = 2.0
-"""Seconds of a step above which the other engine is not timed."""
 MAX_ROUND_SECONDS = 3.0
 """Time limit for running the first round as a whole again and again; it is not run if it would take longer."""
 MAX_ROUNDS = 10
 """Largest number of times that the first round is run as a whole."""
-
-Seconds = dict[Kind, float]
-"""Map from engine to seconds of a round without evaluation."""
 
 
 class Cost(NamedTuple):
@@ -135,65 +126,41 @@ class RoundTimer:
     Attributes:
         whole_seconds: Seconds of a whole round; 0 if none was run because it would take too long.
         table_bytes: Bytes of a row of the clients' tables, which have a row per batch; 0 if there are no tables.
-        not_timed: Reason why the other engine was not timed; empty if it was.
     """
 
     def __init__(self, federation: Federation, seed: int, num_processes: int) -> None:
         self._federation, self._seed, self._num_processes = federation, seed, num_processes
-        self.whole_seconds, self.table_bytes, self.not_timed = 0.0, 0, ""
+        self.whole_seconds, self.table_bytes = 0.0, 0
 
-    def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
-        """Return the mean seconds of the given rounds in the run's engine, and in the other one if possible."""
-        federation, kind = self._federation, self._federation.engine_kind
-        other: Kind = "sequential" if kind == "vectorized" else "vectorized"
+    def time(self, rounds: Sequence[PlannedRound]) -> float:
+        """Return the mean seconds of the given rounds, without evaluation."""
         trained = [(number, round) for number, round in enumerate(rounds, 1) if round.ids]
         if not trained:
-            self.not_timed = "no client of the first rounds trains"
-            return {kind: 0.0}
-        self._begin(federation.engine, *trained[0])
-        cost = self._measure(federation.engine, trained[0][1])
-        predicted = cost.of(trained[0][1], 1)
-        measured = self.whole_seconds = self._take_rounds(trained[0][0], predicted)
-        costs = {kind: cost}
-        if not (reason := self._why_not_both(cost, trained)):
-            try:
-                engine = choice.other_engine(federation.bench, other, federation.algorithm)
-                self._begin(engine, *trained[0])
-                costs[other] = self._measure(engine, trained[0][1])
-            except NotVectorizableError as error:
-                reason = error.reason
-            finally:
-                federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts
-                federation.load_global()
-        self.not_timed = reason
+            return 0.0
+        number, first = trained[0]
+        self._begin(number, first)
+        cost = self._measure(first)
+        predicted = cost.of(first, 1)
+        measured = self.whole_seconds = self._take_rounds(number, predicted)
+        self._federation.load_global()
+        # What a whole round takes beyond its clients' steps is the server's, which processes do not share.
         rest, scale = max(measured - predicted, 0.0), min(measured / predicted, 1.0) if measured and predicted else 1.0
-        local = {
-            name: sum(cost.of(round, self._num_processes) for _, round in trained) / len(rounds)
-            for name, cost in costs.items()
-        }
-        return {name: seconds * (scale if name == kind else 1.0) + rest for name, seconds in local.items()}
+        return rest + scale * sum(cost.of(round, self._num_processes) for _, round in trained) / len(rounds)
 
-    def _why_not_both(self, cost: Cost, trained: Sequence[tuple[int, PlannedRound]]) -> str:
-        """Return why the other engine is not timed; empty if it is."""
-        if self._federation.algorithm.trains_pooled:
-            return "there is one model, trained on all data"
-        if max(len(round.ids) for _, round in trained) < 2:
-            return "one process trains one client in a round"
-        return "steps are slow" if cost.step > MAX_STEP_SECONDS else ""
-
-    def _measure(self, engine: BaseEngine, round: PlannedRound) -> Cost:
+    def _measure(self, round: PlannedRound) -> Cost:
         """Time a few steps of the largest group of clients that the engine trains together."""
+        engine = self._federation.engine
         recorder, asked = engine.bench.recorder, engine.bench.local
         recorder.record_after = {"single": 2, "mapped": 2}  # most steps of a long run are recorded
         groups = engine.group(range(len(round.ids)), round.steps, ())
         ids = [round.ids[p] for p in max(groups, key=len)]
         try:
-            first, num_steps = self._timed(engine, ids, 2)
+            first, num_steps = self._timed(ids, 2)
             if first > SLOW_STEPS:  # this may include making the data
-                seconds, num_steps = self._timed(engine, ids, 1)
+                seconds, num_steps = self._timed(ids, 1)
                 return Cost(0.0, seconds / num_steps)
-            self._timed(engine, ids, NUM_STEPS)
-            turns = [(self._timed(engine, ids, 1), self._timed(engine, ids, NUM_STEPS)) for _ in range(NUM_TIMINGS)]
+            self._timed(ids, NUM_STEPS)
+            turns = [(self._timed(ids, 1), self._timed(ids, NUM_STEPS)) for _ in range(NUM_TIMINGS)]
         finally:
             engine.bench.local = asked
         (short, few), (long, many) = (min(column) for column in zip(*turns, strict=True))
@@ -202,25 +169,25 @@ class RoundTimer:
         step = max(long - short, 0.0) / (many - few)
         return Cost(max(short - few * step, 0.0) / len(ids), step)
 
-    def _timed(self, engine: BaseEngine, ids: list[int], num_steps: int) -> tuple[float, int]:
+    def _timed(self, ids: list[int], num_steps: int) -> tuple[float, int]:
         """Return the seconds of training these clients for so many steps each, and the sum of their steps."""
-        bench = engine.bench
+        bench = self._federation.engine.bench
         bench.local = replace(bench.local, epochs=None, steps=num_steps)
         started = time.perf_counter()
-        steps = self._train(engine, ids)
+        steps = self._train(ids)
         if bench.user.device.type == "cuda":
             torch.cuda.synchronize(bench.user.device)
         return time.perf_counter() - started, max(1, sum(steps))
 
-    def _begin(self, engine: BaseEngine, number: int, round: PlannedRound) -> None:
+    def _begin(self, number: int, round: PlannedRound) -> None:
         server = self._federation.server
         server.round, server.ids, server.metrics = number, round.ids, {}
         self._federation.user.shim.set(training=True)
-        self._federation.start_local_steps(number, engine.bench)
+        self._federation.start_local_steps(number, self._federation.engine.bench)
 
-    def _train(self, engine: BaseEngine, ids: list[int]) -> list[int]:
+    def _train(self, ids: list[int]) -> list[int]:
         """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""
-        federation, server = self._federation, self._federation.server
+        federation, server, engine = self._federation, self._federation.server, self._federation.engine
         cohort = federation.make_cohort(ids, [server.ids.index(client) for client in ids])
         if len(ids) == 1:
             cohort.local = engine.bench.local  # so that a method's second training takes its part of the steps, too

@@ -13,7 +13,7 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, is_of_validation, measured
+from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
 from fedbc_lightning.report import page_figures, sections
 from fedbc_lightning.report.page import Block, Page, Table, render
 from fedbc_lightning.run.folder import run_folders
@@ -33,18 +33,12 @@ from fedbc_lightning.studies.tables import REPORTED, tables
 NAME = "report.html"
 # What the curves of a study are drawn against.
 AGAINST = {"rounds": "the round", "bytes": "the megabytes sent and received", "simulated_seconds": "simulated seconds"}
-OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
-PLACES = {
-    **OF_CLIENTS,
-    "heldout": "z on held-out clients",
-    "heldout_finetuned": "z on held-out clients, fine-tuned",
-    "worst10": "z on the worst tenth of the clients",
-    "least_data": "z on the client with least data",
-    "most_data": "z on the client with most data",
-}
+# Words for what is measured, by the last part of a metric's name
+SHOWN = {name: place.words for name, place in PLACES.items() if place.words}
+OF_CLIENTS = {name: SHOWN[name] for name in ("global", "local")}
 SAMPLED = "sampled clients"
 # Colours of the lines of a run; a line has the same colour in every figure.
-LEGEND = dict(zip([*PLACES.values(), SAMPLED], page_figures.COLORS, strict=False))
+LEGEND = dict(zip([*SHOWN.values(), SAMPLED], page_figures.COLORS, strict=False))
 
 
 def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
@@ -273,7 +267,7 @@ def _class(run: RunRecord, part: str) -> str:
     return str(name).rpartition(".")[2]
 
 
-def _columns(table: pd.DataFrame, places: Mapping[str, str] = PLACES) -> dict[str, dict[str, str]]:
+def _columns(table: pd.DataFrame, places: Mapping[str, str] = SHOWN) -> dict[str, dict[str, str]]:
     """Group the columns of a table by what they measure, accuracies and test data first; columns are by their model."""
     found: dict[str, dict[str, str]] = {}
     for name in sorted(table, key=lambda name: (not is_share(name), is_of_validation(name))):

@@ -17,8 +17,7 @@ import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import (
-    GLOBAL,
-    HELDOUT,
+    KEY_PLACES,
     TRAIN_LOSS,
     Measured,
     is_lower_better,
@@ -341,14 +340,14 @@ def key_metrics(names: Iterable[str]) -> list[str]:
     # Test data come first here, because this is what a reader wants to know; ``FitResult.best`` has them last.
     for name in sorted(_of_global_model(names), key=is_of_validation):
         metric, _, split = measured(name) or Measured(name)
-        metrics = [Measured(metric, place, split).name for place in ("global", "local", "worst10", *HELDOUT)]
+        metrics = [Measured(metric, place, split).name for place in KEY_PLACES]
         return [metric for metric in metrics if metric in names]
     return [name for name in names if name == TRAIN_LOSS]
 
 
 def _of_global_model(names: Iterable[str]) -> list[str]:
     """Return the metrics of the global model, accuracies before losses."""
-    found = [name for name in names if (metric := measured(name)) is not None and metric.place in GLOBAL]
+    found = [name for name in names if (metric := measured(name)) is not None and metric.place == "global"]
     return sorted(found, key=is_lower_better)
 
 

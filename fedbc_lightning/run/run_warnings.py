@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import GLOBAL, TRAIN_LOSS, is_lower_better, measured
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, measured
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.run import Run
@@ -86,7 +86,7 @@ def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
     losses: dict[str, list[tuple[int, float]]] = {}
     for name in rows[0] if rows else []:
         found = measured(name)
-        if name == TRAIN_LOSS or (found is not None and found.place in GLOBAL and is_lower_better(name)):
+        if name == TRAIN_LOSS or (found is not None and found.place == "global" and is_lower_better(name)):
             losses[name] = [(int(row["round"]), float(row[name])) for row in rows if row[name]]
     since = {name: _not_finite_since(values) for name, values in losses.items() if values}
     lost = [round for round in since.values() if round is not None]

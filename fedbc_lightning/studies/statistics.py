@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedbc_lightning.core.metric_names import TEST_ONLY, measured, on_split
+from fedbc_lightning.core.metric_names import measured, on_split
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
@@ -55,7 +55,7 @@ def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
 
     A NaN in such a row means that the run has diverged.
     """
-    columns = [name for name in metrics if (found := measured(name)) and found.place not in TEST_ONLY]
+    columns = [name for name in metrics if (found := measured(name)) and not found.is_test_only]
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 

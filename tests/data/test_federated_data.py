@@ -101,13 +101,23 @@ def test_clients_that_cannot_train_are_named():
     assert [len(inputs) for inputs, _ in data.client_train_dataloader(0)] == [3, 3, 3]
 
 
-def test_augmenting_with_a_collate_fn_is_refused():
+class Doubled(ArrayDataset):
+    def __getitem__(self, index):
+        return tuple(2 * part for part in super().__getitem__(index))
+
+
+@pytest.mark.parametrize(("kind", "options"), [(ArrayDataset, {"collate_fn": list}), (Doubled, {})])
+def test_augmenting_of_samples_one_by_one_is_refused(kind, options):
     class Augmented(Toy):
         def client_train_dataset(self, client):
-            return ArrayDataset((torch.zeros(3, 1), torch.zeros(3)), augment=lambda inputs, generator: inputs)
+            return kind((torch.ones(3, 1), torch.zeros(3)), augment=self.augment)
 
-    with pytest.raises(ConfigurationError, match=r"data\.collate_fn"):
-        Augmented(collate_fn=lambda samples: samples).client_train_dataloader(0)
+    Augmented.augment = staticmethod(lambda inputs, generator: inputs)
+    with pytest.raises(ConfigurationError, match="augmented in whole batches, but a collate_fn or a data set"):
+        Augmented(**options).client_train_dataloader(0)
+    Augmented.augment = None
+    if kind is Doubled:  # a way of its own to read items is taken in a client's batches, too
+        assert next(iter(Augmented().client_train_dataloader(0)))[0].tolist() == [[2.0], [2.0], [2.0]]
 
 
 class Rows(Toy):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedbc_lightning.core.metric_names import EVEN, measured
+from fedbc_lightning.core.metric_names import measured
 
 DESCRIPTIONS = ("fedbc_lightning/settings", "fedbc_lightning/federation/fingerprint")
 """Parts of a checkpoint that say how the run was made. They are compared with words, and are no numbers of the run."""
@@ -93,7 +93,7 @@ def former_name(name: str) -> str:
         return name.replace("/", "_", 1)
     if found is None:
         return OTHERS.get(name, name)
-    if found.place in EVEN:
+    if found.place in ("std", "worst10", "least_data", "most_data"):
         return f"fairness/{found.metric}_{found.place}"
     place, _, weighted = found.place.partition("_")
     return f"{place}/{found.split}_{found.metric}" + (weighted and f"_{weighted}")

@@ -44,10 +44,14 @@ TOKENS = torch.zeros(2, 5, dtype=torch.int64)
     ("model", "inputs", "message"),
     [
         (MLP(), torch.zeros(2, 1, 8, 8), "model.num_features: got 784, but an input has 64"),
-        (CIFARCNN(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of 32 x 32 pixels, .* 1 channels, 32 x 32"),
-        (CIFARCNN(), torch.zeros(3, 32, 32), r"but the batch has \(3, 32, 32\)"),
-        (FEMNISTCNN(), torch.zeros(2, 28, 28), r"images .B, 1, H, W. .*, but the batch has \(2, 28, 28\)"),
-        (ResNet18GroupNorm(), torch.zeros(2, 1, 32, 32), "images .B, 3, H, W. of any height and width"),
+        (
+            CIFARCNN(),
+            torch.zeros(2, 1, 32, 32),
+            r"CIFARCNN takes images .* of \(3, 32, 32\), but .* \(1, 32, 32\)",
+        ),
+        (CIFARCNN(), torch.zeros(3, 32, 32), r"of \(3, 32, 32\), but an input has the shape \(32, 32\)"),
+        (FEMNISTCNN(), torch.zeros(2, 28, 28), r"of \(1, 28, 28\), but an input has the shape \(28, 28\)"),
+        (ResNet18GroupNorm(), torch.zeros(2, 1, 32, 32), r"of \(3, any, any\)"),
         (CharLSTM(), TOKENS + 80, "model.vocabulary_size: got 80, but the batch holds token 80; tokens are 0..79"),
         (Sent140LSTM(9, 4), TOKENS - 1, "model.vocabulary_size: got 9, but the batch holds token -1; tokens are 0..8"),
     ],

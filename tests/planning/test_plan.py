@@ -76,11 +76,9 @@ def test_what_is_said_is_what_the_run_does(tmp_path, case):
     assert found.disk["last.ckpt"] == pytest.approx(size, rel=0.05)
     assert (found.num_parameters, found.num_clients, found.max_rounds) == (131, 6, trainer.max_rounds)
     assert found.engine == "sequential"
-    assert set(found.round_seconds) == {"sequential"}
-    assert "BatchNorm" in found.not_timed or case == "centralized"
     assert found.seconds == found.start_seconds + found.training_seconds
     assert min(found.start_seconds, found.training_seconds) > 0
-    assert all(seconds > 0 for seconds in (*found.round_seconds.values(), found.evaluation_seconds))
+    assert min(found.round_seconds, found.evaluation_seconds) > 0
     assert found.memory["now, at its peak"] > 0
 
 
@@ -103,13 +101,12 @@ def test_a_run_after_it_is_the_same(tmp_path, case):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_both_engines_are_timed(tmp_path, engine):
+def test_the_engine_of_the_run_is_timed(tmp_path, engine):
     torch.manual_seed(0)
     trainer = make_trainer(tmp_path, engine=engine, clients_per_round=5)
     found = trainer.plan(Linear(), BoringData(), FedBC(dual_lr=0.1))
-    assert set(found.round_seconds) == {"sequential", "vectorized"}
-    assert min(found.round_seconds.values()) > 0
-    assert (found.engine, found.not_timed) == (engine, "")
+    assert found.round_seconds > 0
+    assert found.engine == engine
 
 
 def test_rows_in_a_file(tmp_path, monkeypatch):
@@ -167,7 +164,7 @@ def test_the_command_prints_and_writes_nothing(project, capsys):
     assert run_cli("plan", "--config", "tiny.yaml", "--trainer.max_rounds", "7") == 0
     said = capsys.readouterr().out
     for words in ("FedAvg, LogisticRegression with d = 15", "2 of 4 per round, 7 rounds", "42 in all", "8 times",
-                  "last.ckpt", "per round", "vectorized would take about", "Times are rough"):  # fmt: skip
+                  "last.ckpt", "per round", "sequential", "Times are rough"):  # fmt: skip
         assert words in said, said
     assert [path for path in files(project) if "__pycache__" not in path.parts] == before
     assert run_cli("fit", "--config", "tiny.yaml") == 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
-from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, has_plain_rows, have_one_kind
+from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, have_one_kind
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, ClientLoaders
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
@@ -90,7 +90,7 @@ def _pools(loaders: ClientLoaders) -> _Pools | None:
     if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
     datasets: Any = loaders.datasets
-    if not loaders.gathers or not have_one_kind(datasets) or not has_plain_rows(datasets):
+    if not loaders.gathers or not have_one_kind(datasets):
         return None
     pool_of_each = [dataset.pool for dataset in datasets]
     pools = list(dict.fromkeys(pool_of_each))
