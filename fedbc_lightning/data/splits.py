@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.clients import find_clients
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import Partition
 
 SplitOrder = Literal["shuffled", "ordered"]
@@ -190,7 +191,7 @@ def find_heldout(asked: Heldout, num_clients: int, names: Sequence[str] | None, 
     if asked is None or (asked == 0 and not isinstance(asked, bool)):
         return np.zeros(0, dtype=np.int64)
     if isinstance(asked, Sequence) and not isinstance(asked, str):
-        found = _listed(asked, num_clients, names)
+        found = sorted(set(find_clients(asked, num_clients, names, WHERE)))
     else:
         count = _count(asked, num_clients)
         found = seeding.numpy_generator(seed, "heldout clients").choice(num_clients, count, replace=False).tolist()
@@ -210,18 +211,3 @@ def _count(asked: object, num_clients: int) -> int:
         f"{WHERE}: got {asked!r}; give a fraction in (0, 1), a whole number from 1 to {num_clients - 1} (the data has "
         f"{num_clients} clients), or a list of clients' names or numbers."
     )
-
-
-def _listed(asked: Sequence[str | int], num_clients: int, names: Sequence[str] | None) -> list[int]:
-    """Return the numbers of listed clients; a text is a name, or else a number."""
-    numbers = {str(client): client for client in range(num_clients)}
-    # Names go before numbers: a writer may be called "7" and be client 3.
-    numbers |= {name: client for client, name in enumerate(names or ())}
-    found = list[int]()
-    for one in asked:
-        number = numbers.get(one) if isinstance(one, str) else one
-        if isinstance(number, bool) or not isinstance(number, int) or number not in range(num_clients):
-            hint = did_you_mean(str(one), names or (), f"give names, or numbers from 0 to {num_clients - 1}.")
-            raise ConfigurationError(f"{WHERE}: there is no client {one!r}; {hint}")
-        found.append(number)
-    return sorted(set(found))

@@ -45,9 +45,6 @@ LONGEST_ROUND = timedelta(days=7)
 # Seconds that a process waits for the others at the start before the run ends
 SECONDS_TO_MEET = 600.0
 
-# Largest number of CPU processes for which travels_along joins two exchanges into one
-FEW_RANKS = 4
-
 
 class ClientParallelStrategy(LaunchedStrategy):
     """Strategy with DDP's launcher, process group and devices, but without its gradient synchronisation.
@@ -230,11 +227,6 @@ class TensorPickler(pickle.Pickler):
 
 def _tensor_from(content: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     return torch.from_numpy(content).view(dtype).reshape(shape)
-
-
-def travels_along(fabric: Fabric) -> bool:
-    """Return whether sums are sent along with gathered objects; with few CPU processes one exchange beats two."""
-    return fabric.world_size <= FEW_RANKS and torch.distributed.get_backend() == "gloo"
 
 
 def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, 
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
+from fedbc_lightning.state.layout import Weights
 
 
 class BaseEngine(ABC):
@@ -200,7 +201,7 @@ class BaseEngine(ABC):
             A cohort that holds the trained models.
         """
         sizes = self.datamodule.num_samples("train")[list(clients)].tolist()
-        nothing = ClientStore(0, StateDeclaration(), model[:0], counters[:0], 0)
+        nothing = ClientStore(0, StateDeclaration(), Weights(model[:0], model[:0], counters[:0], model[:0]))
         cohort = Cohort(list(clients), list(range(len(clients))), sizes, nothing, self.bench.user.device)
         cohort.start_counters = counters
         cohort.started.update(clients)

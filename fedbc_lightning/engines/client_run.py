@@ -31,7 +31,7 @@ from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
 
-class Trained(NamedTuple):
+class TrainedClient(NamedTuple):
     """What the training of one client gave; the names are those of :class:`~fedbc_lightning.state.cohort.LocalResult`.
 
     Attributes:
@@ -86,7 +86,7 @@ class ClientRun(ABC):
         except Exception as error:
             self.tell(error)
             raise
-        of: Any = Trained(*map(list, zip(*trained, strict=True)))  # type: ignore[arg-type]
+        of: Any = TrainedClient(*map(list, zip(*trained, strict=True)))  # type: ignore[arg-type]
         # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
         sizes = {rates: self.bench.step_sizes(rates) for rates in set(of.rates)}
         result = LocalResult(
@@ -239,7 +239,7 @@ class ClientRun(ABC):
 
     # the end
 
-    def finish(self) -> Trained:
+    def finish(self) -> TrainedClient:
         """Return what the client's training gave, and what it counted and logged."""
         is_last = self.asked.is_last
         if is_last:
@@ -255,7 +255,7 @@ class ClientRun(ABC):
             logged = {"loss": total / sum(self.sizes), **logged}
         else:
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
-        return Trained(
+        return TrainedClient(
             w, kept.to(layout.master_dtype, copy=True), layout.read_buffers(), layout.read_counters(), self.num_updates,
             sum(losses) / len(losses) if losses else math.nan, all(map(math.isfinite, losses)), self._mean_rates(),
             self.before.plus(self.batches_passed, self.num_steps, self.num_batches),
@@ -329,7 +329,7 @@ class OptimizerRun(ClientRun):
             self._run_epoch(epoch)
             epoch += 1
 
-    def finish(self) -> Trained:
+    def finish(self) -> TrainedClient:
         """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         step, scaler = self.step, self.bench.scaler
         if step.gradient_sum is not None:

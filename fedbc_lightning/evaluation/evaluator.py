@@ -44,7 +44,6 @@ class Evaluator(SingleModels):
         client_ids: The clients to evaluate, of those that train.
         heldout_ids: The clients to evaluate, of those that are held out.
         finetune_steps: The argument of this name.
-        has_told_writes: Whether the user was told that values written by hooks around an evaluation are not kept.
 
     Raises:
         ConfigurationError: There are fewer clients than are to be evaluated, or none to fine-tune z on.
@@ -70,7 +69,6 @@ class Evaluator(SingleModels):
                 "data.heldout_clients, e.g. 0.2, or leave the steps out."
             )
         self.finetune_steps = finetune_steps
-        self.has_told_writes = False
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
         """Evaluate models on splits; nothing is done if the module has no ``test_step`` and no ``validation_step``.

@@ -28,6 +28,7 @@ from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.aggregation import AveragedBuffers
 from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, WrittenParametersError
+from fedbc_lightning.state.layout import Weights
 
 
 class PlannedRound(NamedTuple):
@@ -111,7 +112,7 @@ class Federation:
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
-        initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
+        initial = self.layout.weights()
         self._is_engine_by_rule = engine == "auto"
         # By the expected number of clients per process: a Poisson sampler's own number depends on the seed.
         self.engine_kind: choice.Kind = (
@@ -120,9 +121,9 @@ class Federation:
             else engine
         )
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
-        self._prepare(*initial)
+        self._prepare(initial)
 
-    def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
+    def _prepare(self, initial: Weights) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench, self._is_engine_by_rule)
@@ -134,7 +135,7 @@ class Federation:
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
         self._undeclared = methods.UndeclaredState(algorithm, self.server_parts)
-        num_clients, size = self.datamodule.num_clients, parameters.element_size()
+        num_clients, size = self.datamodule.num_clients, initial.parameters.element_size()
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
@@ -149,7 +150,7 @@ class Federation:
             Exchange(algorithm, self.server_parts, declaration, self.layout, self._buffer_policy, scaler is not None)
         )
         self.declaration = declaration
-        self.make_state(parameters, buffers, counters, kept)
+        self.make_state(initial)
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.simulation.start(self._costs)
         self.fingerprint = self._describe()
@@ -199,31 +200,14 @@ class Federation:
         buffers[: server["buffers"].numel()] = server["buffers"]
         self.bench = self.bench.renewed()
         kept = self.layout.read_kept() if server.kept is None else server.kept
-        self._prepare(server["z"], buffers, server["counters"], kept)
+        self._prepare(Weights(server["z"], buffers, server["counters"], kept))
 
-    def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
-        """Make the state of server and clients anew, as before the first round, with this initial model.
-
-        Args:
-            parameters: The parameters, (d,).
-            buffers: The floating-point buffers, (b,).
-            counters: The integer buffers.
-            kept: The parameters that stay with each client, (p,).
-        """
-        num_clients, declaration = len(self.participation.clients), self.declaration
+    def make_state(self, initial: Weights) -> None:
+        """Make the state of server and clients anew, as before the first round, with this initial model."""
         self.server = ServerState(
-            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients,
-            seed=self.participation.seed, kept=kept if self.layout.num_kept else None,
-        )  # fmt: skip
-        self.clients = ClientStore(
-            self.datamodule.num_clients,
-            declaration,
-            self.server.model,
-            counters,
-            self.layout.num_parameters,
-            self._client_dtype,
-            kept,
+            initial, self.declaration, self._buffer_policy, len(self.participation.clients), self.participation.seed
         )
+        self.clients = ClientStore(self.datamodule.num_clients, self.declaration, initial, self._client_dtype)
 
     def run_round(self, round: int) -> dict[str, float]:
         """Train the sampled clients and stage the next state; nothing is committed.
@@ -280,7 +264,7 @@ class Federation:
         """Set a workbench, by default that of the run, to the rates and the scale of a round."""
         (bench or self.bench).start_round(round, self.grad_scale, self.schedule.learning_rates)
 
-    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> results.Trained:
+    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> results.TrainedShare:
         """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
         server = self.server
         steps = self.participation.num_steps(server.ids)
@@ -291,7 +275,7 @@ class Federation:
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
         # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
-        error: WrittenParametersError | None = None
+        written: list[str] = []
         self.user.shared_state.watch()
         if server.round == 1:
             self.user.shim.reads.clear()
@@ -303,11 +287,11 @@ class Federation:
                 if counters.numel() and cohort.valid.any():
                     # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
                     counters = torch.maximum(counters, cohort.counters)
-            self.layout.check_after_round()
-        except WrittenParametersError as found:  # all ranks are to hear of it
-            error = found
+            self.layout.check_trainable(is_round_over=True)
+        except WrittenParametersError as error:  # all ranks are to hear of it
+            written = error.names
         self.user.shared_state.report()
-        return results.Trained(records, counters, error)
+        return results.TrainedShare(records, counters, written)
 
     def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
         """Train a cohort by the method's client half, then call the server's parts with it.

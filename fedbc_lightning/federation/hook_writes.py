@@ -4,59 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects
-from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import WrittenParametersError
+from fedbc_lightning.state.layout import Weights
 
 # Hooks whose writes change the initial model
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
-
-
-class Weights(NamedTuple):
-    """Holds copies of a module's parameters and buffers at one moment.
-
-    Attributes:
-        parameters: The trainable parameters, (d,).
-        buffers: The floating-point buffers, (b,).
-        counters: The integer buffers.
-        kept: The parameters that stay with each client, (p,).
-        frozen: The parameters that are not trained.
-    """
-
-    parameters: Tensor
-    buffers: Tensor
-    counters: Tensor
-    kept: Tensor
-    frozen: list[Tensor]
-
-    @classmethod
-    def of(cls, federation: Federation, *, with_frozen: bool = False) -> Weights:
-        """Copy the parameters and buffers of a federation's module; frozen parameters only ``with_frozen``."""
-        layout = federation.layout
-        frozen = [parameter.detach().clone() for parameter in layout.frozen.parameters] if with_frozen else []
-        return cls(layout.read(), layout.read_buffers(), layout.read_counters(), layout.read_kept(), frozen)
-
-    def differs_from(self, other: Weights) -> bool:
-        """Return whether the trainable parameters or the buffers are different."""
-        pairs = list(zip(self[:3], other[:3], strict=True))
-        if self.kept.numel():  # mostly empty, and a comparison waits for the device
-            pairs.append((self.kept, other.kept))
-        return not all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-    def of_process_0(self, federation: Federation) -> Weights:
-        """Return the values of process 0, on every process."""
-        if federation.fabric.world_size == 1:
-            return self
-        sent = federation.fabric.broadcast([tensor.cpu() for tensor in (*self[:4], *self.frozen)])
-        parameters, buffers, counters, kept, *frozen = (tensor.to(self.parameters.device) for tensor in sent)
-        return Weights(parameters, buffers, counters, kept, frozen)
 
 
 @contextmanager
@@ -75,29 +35,30 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
     is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
-    before = Weights.of(federation, with_frozen=is_resumed and is_heard)
+    layout, fabric = federation.layout, federation.fabric
+    before, frozen = layout.weights(), layout.frozen.copies(of_all=True) if is_resumed and is_heard else {}
     yield
     if is_heard:
-        federation.layout.check_replaced(at_start=True)
-    after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
+        layout.check_replaced(at_start=True)
+    after = layout.weights()
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     _share_scratch(federation)
     if is_resumed:
-        federation.layout.frozen.write(before.frozen)
+        layout.frozen.put_back(frozen)
         federation.load_global()
-        if after.differs_from(before):
+        if after.differ_from(before):
             rank_zero_info(
                 "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
                 "(on_fit_start, on_train_start) is not taken again."
             )
     # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
-    elif any(gather_objects(federation.fabric, after.differs_from(before))) or federation.fabric.world_size > 1:
-        after = after.of_process_0(federation)
-        federation.layout.frozen.write(after.frozen)
-        federation.make_state(*after[:4])
+    elif fabric.world_size > 1 or after.differ_from(before):
+        frozen = layout.frozen.copies(of_all=True) if fabric.world_size > 1 else {}
+        layout.frozen.put_back(dict(zip(frozen, _of_process_0(fabric, [*frozen.values()]), strict=True)))
+        federation.make_state(Weights(*_of_process_0(fabric, after)))
         federation.load_global()
-    federation.layout.frozen.mark()
-    federation.layout.check_trainable()
+    layout.frozen.mark()
+    layout.check_trainable()
 
 
 @contextmanager
@@ -106,35 +67,30 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
+    before, scratch = federation.layout.weights(), [buffer.clone() for buffer, _ in federation.user.scratch]
     yield
-    after = Weights.of(federation)
+    after = federation.layout.weights()
     _say_that_scratch_is_put_back(federation, hook, scratch)
-    if not any(gather_objects(federation.fabric, after.differs_from(before))):
+    if not any(gather_objects(federation.fabric, after.differ_from(before))):
         return
-    after = after.of_process_0(federation)
-    server = federation.server
-    for name, was, now in zip(("z", "buffers", "counters"), before[:3], after[:3], strict=True):
+    server, written = federation.server, _of_process_0(federation.fabric, after)
+    for name, was, now in zip(("z", "buffers", "counters"), before[:3], written[:3], strict=True):
         # Elements that were not written keep the server's value: under half precision the module holds z rounded.
         server.replace(name, torch.where(now == was, server[name], now))
     federation.load_global()
 
 
 @contextmanager
-def not_kept_from_evaluation_hooks(federation: Federation, evaluator: Evaluator, *hooks: str) -> Iterator[None]:
-    """Log once per run if hooks inside this context write into the module: it is neither evaluated nor kept."""
-    listens = federation.user.hooks.listens
-    if evaluator.has_told_writes or not any(map(listens, hooks)):
-        yield
-        return
-    before = Weights.of(federation)
+def not_kept_from_evaluation_hooks(federation: Federation, *hooks: str) -> Iterator[None]:
+    """Say once in a run if hooks inside this context write into the module: it is neither evaluated nor kept."""
+    listening = ", ".join(filter(federation.user.hooks.listens, hooks))
+    before = federation.layout.weights() if listening else None
     yield
-    if Weights.of(federation).differs_from(before):
-        evaluator.has_told_writes = True
-        rank_zero_info(
-            f"model: {', '.join(filter(listens, hooks))} wrote into weights or buffers: that is neither "
-            "evaluated nor kept, because an evaluation measures the models that server and clients have. To change the "
-            "global model, write into it in on_round_end (said once)."
+    if before is not None and federation.layout.weights().differ_from(before):
+        federation.bench.say(
+            f"model: {listening} wrote into weights or buffers: that is neither evaluated nor kept, because an "
+            "evaluation measures the models that server and clients have. To change the global model, write into it in "
+            "on_round_end (said once)."
         )
 
 
@@ -179,8 +135,15 @@ def _share_scratch(federation: Federation) -> None:
     """Let every client start with the present values, in process 0, of the buffers that are not exchanged."""
     user = federation.user
     user.keep_scratch()
-    if federation.fabric.world_size > 1 and user.scratch:
-        values = federation.fabric.broadcast([initial.cpu() for _, initial in user.scratch])
-        for (buffer, _), value in zip(user.scratch, values, strict=True):
-            buffer.copy_(value)
-        user.keep_scratch()
+    shared = _of_process_0(federation.fabric, [initial for _, initial in user.scratch])
+    for (buffer, _), value in zip(user.scratch, shared, strict=True):
+        buffer.copy_(value)
+    user.keep_scratch()
+
+
+def _of_process_0(fabric: Fabric, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the values that process 0 has, on every process."""
+    if fabric.world_size == 1 or not values:
+        return values
+    sent = fabric.broadcast([value.cpu() for value in values])
+    return [theirs.to(mine.device) for theirs, mine in zip(sent, values, strict=True)]

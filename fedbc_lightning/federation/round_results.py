@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,36 +17,38 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
-from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, travels_along
+from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.federation.channel import Channel
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.user_methods import checked_count
 from fedbc_lightning.server import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, ParameterLayout, ServerState, WrittenParametersError
 
+log = logging.getLogger(__name__)
 
-class Trained(NamedTuple):
+
+class TrainedShare(NamedTuple):
     """What one process trained in a round.
 
     Attributes:
         records: The row of each of its clients in ``clients.csv``, with the client's position in the round.
         counters: The largest integer buffers of its clients.
-        error: What it found if training wrote a frozen parameter.
+        written: Names of the frozen parameters that training wrote.
     """
 
     records: list[tuple[int, dict[str, Any]]]
     counters: Tensor
-    error: WrittenParametersError | None
+    written: list[str]
 
 
 def join_processes(
-    fabric: Fabric, trained: Trained, clients: ClientStore, sums: Sums
+    fabric: Fabric, share: TrainedShare, clients: ClientStore, sums: Sums
 ) -> tuple[list[dict[str, Any]], Tensor]:
     """Reduce the sums and exchange what was staged for the clients.
 
     Args:
         fabric: It connects the processes.
-        trained: What this process trained.
+        share: What this process trained.
         clients: Here the rows are staged that other processes send.
         sums: The sums of this process; afterwards they are those of all.
 
@@ -55,48 +58,29 @@ def join_processes(
     Raises:
         WrittenParametersError: On some process a frozen parameter was written.
     """
-    records, counters, error = trained
-    if fabric.world_size == 1:
-        if error is not None:
-            raise error
-        return _in_order(records), counters
-    # Robust rules need every row, so these travel as objects; plain sums are one all_reduce of a flat vector.
-    kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
-    is_along = travels_along(fabric)
-    totals = sums.totals if is_along else {name: total.numel() for name, total in sums.totals.items()}
-    payload = (records, clients.export_staged(), counters.cpu(), kept, totals)
-    gathered = gather_objects(fabric, error or payload)
-    errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
-    if errors:
-        raise WrittenParametersError(sorted({name for error in errors for name in error.names}))
-    # Few numbers travel along with the objects, in the order of ranks on every rank: one message less, and the same
-    # bits everywhere.
-    if is_along:
-        joined = Sums(sums.device)
-        for part in gathered:
-            for name, total in part[-1].items():
-                joined.add(name, total.to(sums.device))
-        sums.totals = joined.totals
+    gathered: list[tuple[TrainedShare, list[Any], dict[str, Any], dict[str, int]]] = [(share, [], {}, {})]
+    if fabric.world_size > 1:
+        # Robust rules need every row, so these travel as objects; plain sums are one all_reduce of a flat vector.
+        kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
+        sizes = {name: total.numel() for name, total in sums.totals.items()}
+        sent = share._replace(counters=share.counters.cpu())
+        gathered = gather_objects(fabric, (sent, clients.export_staged(), kept, sizes))
+    written = sorted({name for theirs, *_ in gathered for name in theirs.written})
+    if written:
+        raise WrittenParametersError(written)
     # A rank that trained nobody knows neither names nor sizes of the sums.
-    elif sizes := {name: size for part in gathered for name, size in part[-1].items()}:
+    if sizes := {name: size for *_, theirs in gathered for name, size in theirs.items()}:
         flat = sum_over_ranks(fabric, torch.cat([sums.total(name, size) for name, size in sizes.items()]))
         sums.totals = dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
-    records = []
-    for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):
-        records += theirs
-        counters = torch.maximum(counters, their_counters.to(counters.device))
+    records, counters = list[tuple[int, dict[str, Any]]](), share.counters
+    for rank, (theirs, staged, kept, _) in enumerate(gathered):
+        records += theirs.records
+        counters = torch.maximum(counters, theirs.counters.to(counters.device))
         if rank != fabric.global_rank:
             clients.import_staged(staged)
-            for name, rows in their_kept.items():
+            for name, rows in kept.items():
                 sums.kept.setdefault(name, {}).update(rows)
-    return _in_order(records), counters
-
-
-def _in_order(records: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [record for _, record in sorted(records, key=lambda item: item[0])]
-
-
-log = logging.getLogger(__name__)
+    return [record for _, record in sorted(records, key=itemgetter(0))], counters
 
 
 def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_participants: bool) -> None:

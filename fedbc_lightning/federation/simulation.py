@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
@@ -20,8 +18,6 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.participation import ClientSampler, Participants, Participation
 from fedbc_lightning.federation.system import Clock, System
 from fedbc_lightning.state import Arrival, ServerState, StateDeclaration
-
-log = logging.getLogger(__name__)
 
 # Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly
 HASH = "time_line"
@@ -82,7 +78,6 @@ class Simulation:
             system = system or System()
             _check(system, algorithm, participation.sampler)
             self._clock = Clock(system, datamodule, participation.local.accumulate_grad_batches, participation.seed)
-        self._has_said_nobody = False
 
     def declare(self, state: StateDeclaration) -> None:
         """Declare the hash of the rounds so far, if there is a clock."""
@@ -124,15 +119,7 @@ class Simulation:
             # on resume by another hash.
             self._hash = int.from_bytes(sha256(repr((before, drawn)).encode()).digest()[:6], "big")
             self._latest = drawn._replace(before=before, after=self._hash)
-        drawn = self._latest
-        if drawn.sampled and not (drawn.ids or drawn.arrivals or self._has_said_nobody):
-            self._has_said_nobody = True
-            rank_zero_only(log.warning)(
-                f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays as it is "
-                "(said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: used "
-                "keeps what stragglers did, and trainer.system.late: partial what is done by the deadline."
-            )
-        return drawn
+        return self._latest
 
     def stage(self, server: ServerState, participants: Participants) -> None:
         """Give the server the participants of its round, and stage the hash of the rounds up to this one.
@@ -142,6 +129,13 @@ class Simulation:
                 their way.
         """
         server.ids, server.arrivals = participants.ids, participants.arrivals or []
+        if participants.sampled and not (server.ids or server.arrivals):
+            server.warn_once(
+                "nobody",
+                f"round {server.round}: every sampled client vanished or was dropped as a straggler, so z stays as it "
+                "is (said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: "
+                "used keeps what stragglers did, and trainer.system.late: partial what is done by the deadline.",
+            )
         if self._clock is None:
             return
         if server.round > 1 and int(server[HASH]) != participants.before:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedbc_lightning.core.checks import FINITE, above, check_arguments, within
+from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
@@ -247,7 +248,7 @@ class DeviceFile:
     def __init__(self, where: str, path: str, num_clients: int, names: Sequence[str] | None) -> None:
         import pandas  # here: a run without such files must not wait for it
 
-        self._where, self._path, self._num_clients, self._names = where, path, num_clients, names or ()
+        self._where, self._path, self._num_clients, self._names = where, path, num_clients, names
         try:
             # As text, which Python turns into numbers: pandas' own parser rounds the last digit of some.
             self._rows = pandas.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
@@ -320,14 +321,8 @@ class DeviceFile:
         return numbers
 
     def _clients(self) -> np.ndarray:
-        places = {str(client): client for client in range(self._num_clients)}
-        places |= {name: client for client, name in enumerate(self._names)}
-        clients = [places.get(str(said).strip(), -1) for said in self._rows["client"]]
-        if -1 in clients:
-            row, last = clients.index(-1), self._num_clients - 1
-            said = self._rows["client"][row]
-            raise self._wrong(row, f"there is no client {said!r}; the data has clients 0 to {last}")
-        return np.array(clients)
+        where = f"{self._where}: '{self._path}'"
+        return np.array(find_clients(self._rows["client"], self._num_clients, self._names, where))
 
     def _wrong(self, row: int, problem: str) -> ConfigurationError:
         return ConfigurationError(f"{self._where}: '{self._path}', line {row + 2}: {problem}.")

@@ -35,7 +35,7 @@ def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Liter
         name: Kind of the hooks, ``"validation"`` or ``"test"``.
     """
     hooks, evaluating = run.hooks, partial(run.evaluator.evaluating, name, round)
-    not_kept = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
+    not_kept = partial(not_kept_from_evaluation_hooks, run.federation)
     # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
     run.federation.bench.optimizer.forget()
     start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")

@@ -19,10 +19,7 @@ from fedbc_lightning.federation.hook_writes import (
 )
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.evaluation_hooks import (
-    evaluate_with_hooks,
-    refuse_if_nothing_logs,
-)
+from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, refuse_if_nothing_logs
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_warnings import say_that_it_diverged, say_what_to_expect
 from fedbc_lightning.run.run_writer import Recorder
@@ -42,7 +39,7 @@ class RoundLoop:
         self._run, self._recorder, self._progress = run, recorder, run.progress
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
-        self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
+        self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation)
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
         progress = run.progress

@@ -17,12 +17,7 @@ from fedbc_lightning.state import checkpoint
 
 
 def run_checkpoint(
-    run: Run,
-    hyper_parameters: dict[str, Any],
-    states: dict[str, Any],
-    num_rows: dict[str, int],
-    *,
-    is_last: bool,
+    run: Run, hyper_parameters: dict[str, Any], states: dict[str, Any], num_rows: dict[str, int], *, is_last: bool
 ) -> dict[str, Any]:
     """Return the content of a checkpoint that resumes a run, see :meth:`Recorder.checkpoint`.
 

@@ -118,12 +118,9 @@ class RunRecord:
         return 0 if self.metrics.empty else int(self.metrics["round"].max())
 
     def rounds_written(self) -> int:
-        """Return the last round in ``metrics.csv`` now, from the end of the file, also while the run goes on."""
-        # A row is below 64 KiB; pandas would read all of a table for each look at it.
-        with (self.folder / "metrics.csv").open("rb") as file:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - 2**16))
-            rows = file.read().split(b"\n")[:-1]  # a last row without its end is being written
-        round = rows[-1].partition(b",")[0] if rows else b""
+        """Return the last round in ``metrics.csv`` now, also while the run goes on."""
+        # Read as text: pandas would parse the whole table for each look at its last row.
+        round = complete_lines(self.folder / "metrics.csv").rstrip().rpartition("\n")[2].partition(",")[0]
         return int(round) if round.isdigit() else 0
 
     @property

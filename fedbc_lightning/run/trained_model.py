@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.clients import find_clients
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import replacing
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule
@@ -43,7 +44,7 @@ def export(run: Run, *, client: str | int | None, out: Path | None, force: bool)
         ConfigurationError: The client or the model does not exist, or the file cannot be written.
     """
     assert run.path is not None, "export asks for a checkpoint"
-    index, path = None if client is None else find_client(client, run.datamodule), run.path
+    index, path = _index_of(client, run.datamodule), run.path
     which = "global" if index is None else f"client_{index}"
     out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if out is None else out
     if run.fabric.is_global_zero:
@@ -121,7 +122,7 @@ def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | 
     Raises:
         ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
     """
-    index = None if client is None else find_client(client, run.datamodule)
+    index = _index_of(client, run.datamodule)
     evaluator, federation, owner = run.evaluator, run.federation, POOLED if index is None else index
     loader = _of_the_user(run) if dataloaders is None else dataloaders
     loader = evaluator.loader("test", owner) if loader is None else loader
@@ -171,20 +172,12 @@ def _of_the_user(run: Run) -> Iterable[Any] | None:
     return model.predict_dataloader() if overrides(model, "predict_dataloader", DataHooks) else None
 
 
-def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
-    """Return the index of a client, which is given as a number or as a name.
-
-    Raises:
-        ConfigurationError: There is no such client.
-    """
-    last, names = datamodule.num_clients - 1, datamodule.client_names or []
-    # A number counts before a name, since the command line hands both on as a text.
-    if str(client).isdecimal() and int(client) <= last:
-        return int(client)
-    if client in names:
-        return names.index(str(client))
-    hint = did_you_mean(str(client), names, f"give a number from 0 to {last}.")
-    raise ConfigurationError(f"client: there is no client '{client}'; {hint}")
+def _index_of(client: str | int | None, datamodule: FederatedDataModule) -> int | None:
+    """Return the index of a client, which is given as a number or as a name; None for none."""
+    if client is None:
+        return None
+    (index,) = find_clients([client], datamodule.num_clients, datamodule.client_names, "client")
+    return index
 
 
 def choose_model(run: Run, client: int | None) -> ClientModel:

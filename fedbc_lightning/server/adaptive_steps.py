@@ -95,12 +95,7 @@ class FrankWolfe(ServerOptimizer):
         "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019.
     """
 
-    def __init__(
-        self,
-        lr: Positive = 0.01,
-        momentum: Fraction = 0.9,
-        weight_decay: NotNegative = 1e-5,
-    ) -> None:
+    def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.9, weight_decay: NotNegative = 1e-5) -> None:
         check_arguments(FrankWolfe, locals(), "algorithm: FrankWolfe")
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 

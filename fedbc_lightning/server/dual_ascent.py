@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
-
-log = logging.getLogger(__name__)
 
 
 class DualAscent(ServerCallback):
@@ -73,7 +69,6 @@ class DualAscent(ServerCallback):
         self.tolerance_lr = (dual_lr if tolerance_lr is None else tolerance_lr) if is_learned else 0.0
         self.dual_min, self.dual_max = dual_min, dual_max
         self.momentum, self.style = dual_momentum, dual_momentum_style
-        self._warned = False
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare λ_i and γ_i, and their velocities if there is momentum."""
@@ -145,10 +140,10 @@ class DualAscent(ServerCallback):
         server.log("dual/min", dual.min().item())
         server.log("dual/max", dual.max().item())
         server.log("dual/effective_number", effective)
-        if effective < min(2, len(dual)) and not self._warned:
-            self._warned = True
+        if effective < min(2, len(dual)):
             state = "all 0: z is their uniform mean" if effective == 0 else f"{effective:.2f} clients' worth of weight"
-            rank_zero_only(log.warning)(
+            server.warn_once(
+                "effective number of λ",
                 f"The λ of the {len(dual)} sampled clients are {state}. If λ has fallen back towards 0, "
                 "algorithm.dual_lr is too large for a run of this length; if one client moves much further than the "
                 "others, algorithm.dual_min and dual_max bound their ratio (said once; see dual/effective_number).",

@@ -14,16 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.core.checks import (
-    FINITE,
-    Count,
-    NotNegative,
-    Positive,
-    above,
-    at_least,
-    below,
-    check_arguments,
-)
+from fedbc_lightning.core.checks import FINITE, Count, NotNegative, Positive, above, at_least, below, check_arguments
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state import ServerState, StateDeclaration
@@ -232,7 +223,6 @@ class Krum(RobustRule):
     def __init__(self, num_byzantine: Annotated[int, at_least(0)] = 1) -> None:
         check_arguments(Krum, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.num_byzantine = num_byzantine
-        self._warned = False
 
     def check(self, num_sampled: int) -> None:
         """Raise a ConfigurationError unless S > 2f + 2."""
@@ -244,17 +234,16 @@ class Krum(RobustRule):
                 f"{num_sampled}; set trainer.clients_per_round to {needed} or more{smaller}."
             )
 
-    def tolerated(self, num_clients: int) -> int:
+    def tolerated(self, num_clients: int, server: ServerState) -> int:
         """Return f for a round with n clients: the given f, or the largest one ≥ 0 with n > 2f + 2; warn then once."""
         if num_clients > 2 * self.num_byzantine + 2:
             return self.num_byzantine
         largest = max(0, (num_clients - 3) // 2)
-        if not self._warned:
-            self._warned = True
-            rank_zero_only(log.warning)(
-                f"Only {num_clients} clients arrived in a round, too few for {type(self).__name__}.num_byzantine="
-                f"{self.num_byzantine}; rounds like this one take {largest} (said once)."
-            )
+        server.warn_once(
+            "num_byzantine",
+            f"Only {num_clients} clients arrived in a round, too few for {type(self).__name__}.num_byzantine="
+            f"{self.num_byzantine}; rounds like this one take {largest} (said once).",
+        )
         return largest
 
     def num_chosen(self, num_clients: int, num_byzantine: int) -> int:
@@ -263,7 +252,7 @@ class Krum(RobustRule):
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
         """Return the weighted mean of the clients with the lowest scores; among equal scores, the first ones count."""
-        num_byzantine = self.tolerated(len(updates))
+        num_byzantine = self.tolerated(len(updates), server)
         best_first = krum_scores(updates, num_byzantine).argsort(stable=True)
         chosen = best_first[: self.num_chosen(len(updates), num_byzantine)]
         return weighted_mean(updates[chosen], weights[chosen]), weighted_mean(buffers[chosen], weights[chosen])
@@ -305,10 +294,7 @@ class GeometricMedian(RobustRule):
     """
 
     def __init__(
-        self,
-        smoothing: Annotated[float, above(0), FINITE] = 1e-5,
-        max_iter: Count = 100,
-        rtol: NotNegative = 1e-6,
+        self, smoothing: Annotated[float, above(0), FINITE] = 1e-5, max_iter: Count = 100, rtol: NotNegative = 1e-6
     ) -> None:
         check_arguments(GeometricMedian, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.smoothing = smoothing

@@ -41,8 +41,7 @@ class RowStorage:
 
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, ...), committed or staged."""
-        rows = [self.read(name, client, staged=staged) for client in clients]
-        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+        return torch.stack([self.read(name, client, staged=staged) for client in clients])
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""
@@ -148,26 +147,31 @@ class ScalarRows(RowStorage):
         self._columns |= state
 
 
-class TableRows(RowStorage):
-    """Keeps rows whose length differs between clients, always in memory and in the checkpoint."""
+class MemoryRows(RowStorage):
+    """Keeps rows in memory and in the checkpoint; a client that never trained has none and takes no memory."""
 
-    def __init__(self, starts: dict[str, Tensor]) -> None:
-        super().__init__(starts)
+    def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype] | None = None) -> None:
+        super().__init__(starts, dtypes)
         self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in starts}
 
-    def row_shape(self, name: str) -> None:
-        """Return None: the length differs between clients."""
-        return
+    def _find(self, name: str, client: int, *, staged: bool) -> Tensor:
+        row = self._rows[name].get(client, self.starts[name])
+        return self._staged[name].get(client, row) if staged else row
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, committed or staged."""
-        row = self._rows[name].get(client, self.starts[name])
-        return (self._staged[name].get(client, row) if staged else row).clone()
+        return self._find(name, client, staged=staged).to(self.starts[name].dtype, copy=True)
+
+    def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
+        """Return a copy of the rows of K clients, (K, d), committed or staged."""
+        rows = torch.stack([self._find(name, client, staged=staged) for client in clients])
+        return rows.to(self.starts[name].dtype)
 
     def commit(self) -> None:
         """Make the staged rows the current ones."""
         for name, rows in self._staged.items():
-            self._rows[name] |= rows
+            # Copies: a row of a large cohort would keep the memory of all rows that were staged with it.
+            self._rows[name] |= {client: row.clone() for client, row in rows.items()}
         self.rollback()
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,78 +179,31 @@ class TableRows(RowStorage):
         return {
             name: {
                 "clients": torch.tensor(sorted(rows), dtype=torch.int64),
-                "rows": [rows[client] for client in sorted(rows)],
+                "rows": self._together(name, [rows[client] for client in sorted(rows)]),
                 "initial": self.starts[name],
             }
             for name, rows in self._rows.items()
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        for name, rows in self._rows.items():
-            saved = state[name]
-            self.starts[name] = saved["initial"]
-            rows.clear()
-            rows.update(zip(saved["clients"].tolist(), saved["rows"], strict=True))
-
-
-class MemoryRows(RowStorage):
-    """Keeps rows of equal length in memory, as one matrix (N, d) per name.
-
-    The matrix is made with ``torch.zeros``, so memory pages that were never written take no memory.
-
-    Args:
-        starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
-        dtypes: Name -> dtype in which rows are kept.
-        num_clients: Number of clients, N.
-    """
-
-    def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
-        super().__init__(starts, dtypes)
-        self._rows = {name: torch.zeros(num_clients, len(row), dtype=dtypes[name]) for name, row in starts.items()}
-        self._is_touched = {name: torch.zeros(num_clients, dtype=torch.bool) for name in starts}
-
-    def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
-        """Return a copy of one client's row, committed or staged."""
-        start = self.starts[name]
-        row = self._rows[name][client] if self._is_touched[name][client] else start
-        return (self._staged[name].get(client, row) if staged else row).to(start.dtype, copy=True)
-
-    def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
-        """Return a copy of the rows of K clients, (K, d), committed or staged."""
-        if len(clients) == 1:  # the sequential engine's case; an index by a list and `where` would copy the row twice
-            return super().gather(name, clients, staged=staged)
-        start = self.starts[name]
-        rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
-        # Rows that were never written are pages of zeros; what is read for them is the start row.
-        rows = torch.where(is_touched[:, None], rows.to(start.dtype), start)
-        found = self._staged[name] if staged else {}
-        for k, client in enumerate(clients):
-            if client in found:
-                rows[k] = found[client]
-        return rows
-
-    def commit(self) -> None:
-        """Make the staged rows the current ones."""
-        for name, staged in self._staged.items():
-            if staged:
-                clients = torch.tensor(list(staged))
-                self._rows[name][clients] = torch.stack(list(staged.values()))
-                self._is_touched[name][clients] = True
-        self.rollback()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return, by name, the clients that have a row of their own, and these rows as one matrix."""
-        state = {}
-        for name, is_touched in self._is_touched.items():
-            clients = is_touched.nonzero().flatten()
-            state[name] = {"clients": clients, "rows": self._rows[name][clients], "initial": self.starts[name]}
-        return state
+    def _together(self, name: str, rows: list[Tensor]) -> Any:
+        """Return the rows as a checkpoint holds them: a matrix."""
+        return torch.stack(rows) if rows else torch.empty(0, len(self.starts[name]), dtype=self._dtypes[name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; rows of another dtype are converted."""
-        for name, rows in self._rows.items():
+        for name in self._rows:
             saved = state[name]
             self.starts[name] = saved["initial"]
-            self._is_touched[name].zero_()[saved["clients"]] = True
-            rows[saved["clients"]] = saved["rows"].to(rows.dtype)
+            rows = (row.to(self._dtypes[name], copy=True) for row in saved["rows"])
+            self._rows[name] = dict(zip(saved["clients"].tolist(), rows, strict=True))
+
+
+class TableRows(MemoryRows):
+    """Keeps rows whose length differs between clients."""
+
+    def row_shape(self, name: str) -> None:
+        """Return None: the length differs between clients."""
+        return
+
+    def _together(self, name: str, rows: list[Tensor]) -> list[Tensor]:
+        return rows

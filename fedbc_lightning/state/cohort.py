@@ -151,7 +151,7 @@ class Cohort:
 
     def __contains__(self, name: object) -> bool:
         """Return whether a client state of this name is declared."""
-        return isinstance(name, str) and name in self._store
+        return name in self._store.names
 
     def take(self, result: LocalResult) -> None:
         """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""

@@ -6,12 +6,14 @@ ranks. A value that is staged in a round is current from ``commit()`` on; ``roll
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
@@ -19,6 +21,9 @@ from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.client_rows import MemoryRows, RowStorage, ScalarRows, TableRows
 from fedbc_lightning.state.file_rows import FileRows
+from fedbc_lightning.state.layout import Weights
+
+log = logging.getLogger(__name__)
 
 # Columns that ``clients.csv`` may have for every method
 COLUMNS = (
@@ -133,36 +138,29 @@ class ServerState:
     """
 
     def __init__(
-        self,
-        z: Tensor,
-        buffers: Tensor,
-        counters: Tensor,
-        declaration: StateDeclaration,
-        buffer_policy: BufferPolicy = "average",
-        *,
-        num_clients: int = 0,
-        seed: int = 0,
-        kept: Tensor | None = None,
-    ) -> None:
+        self, initial: Weights, declaration: StateDeclaration, buffer_policy: BufferPolicy = "average",
+        num_clients: int = 0, seed: int = 0,
+    ) -> None:  # fmt: skip
         self.buffer_policy = buffer_policy
         self.num_clients, self.seed, self.round = num_clients, seed, 0
+        z, buffers, counters, kept = initial
         self.values: dict[str, Tensor] = {"z": z, "buffers": buffers, "counters": counters}
-        if kept is not None:
+        if kept.numel():
             self.values[KEPT] = kept
-        for name, (initial, dtype) in declaration.server_vectors.items():
+        for name, (value, dtype) in declaration.server_vectors.items():
             # z⁰ is copied, since z is replaced and other state is not.
-            start = z if initial == "z" else torch.full_like(z, float(initial))
+            start = z if value == "z" else torch.full_like(z, float(value))
             dtype = z.dtype if dtype is None or z.device.type == "mps" else dtype  # MPS has no float64
             self.values[name] = start.to(dtype, copy=True)
-        self.values |= {
-            name: torch.tensor(value, dtype=torch.float64) for name, value in declaration.server_scalars.items()
-        }
+        for name, number in declaration.server_scalars.items():
+            self.values[name] = torch.tensor(number, dtype=torch.float64)
         self._staged: dict[str, Tensor] = {}
         self._replaced: dict[str, Tensor] = {}
         self.ids: list[int] = []
         self.arrivals: list[Arrival] = []
         self.records: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
+        self._warned: set[str] = set()
 
     @property
     def valid_records(self) -> list[dict[str, Any]]:
@@ -234,6 +232,12 @@ class ServerState:
         """Log a number of this round under ``name``."""
         self.metrics[name] = value
 
+    def warn_once(self, subject: str, text: str) -> None:
+        """Log a warning, unless there was one on this subject in the run."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            rank_zero_only(log.warning)(text)
+
     def replace(self, name: str, value: Tensor) -> None:
         """Replace the committed value of ``name`` for the rest of this round; a rollback restores it."""
         # The first value is kept: a hook may write several times in a round.
@@ -270,10 +274,7 @@ class ClientStore:
     Args:
         num_clients: Number of clients, N.
         declaration: The state that the algorithm declared.
-        initial_model: z of round 0 with its buffers, (d + b,): the start value of every client model.
-        initial_counters: The integer buffers of round 0.
-        initial_kept: The kept parameters (p,) of round 0.
-        num_parameters: Number of parameters, d.
+        initial: The model of round 0, from which all clients start.
         dtype: Dtype in which floating-point vectors are kept; None keeps the dtype of z.
 
     Attributes:
@@ -281,29 +282,17 @@ class ClientStore:
     """
 
     def __init__(
-        self,
-        num_clients: int,
-        declaration: StateDeclaration,
-        initial_model: Tensor,
-        initial_counters: Tensor,
-        num_parameters: int,
-        dtype: torch.dtype | None = None,
-        initial_kept: Tensor = EMPTY,
+        self, num_clients: int, declaration: StateDeclaration, initial: Weights, dtype: torch.dtype | None = None
     ) -> None:
         self.num_clients = num_clients
         self._scalars = ScalarRows(
-            {name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()}
+            {name: _per_client(name, value, num_clients) for name, value in declaration.client_scalars.items()}
         )
-        start = initial_model.detach().cpu().clone()
+        z, buffers, counters, kept = (values.detach().to("cpu", copy=True) for values in initial)
         starts = {
-            "model": start,
-            "buffers": start[num_parameters:].clone(),
-            "counters": initial_counters.detach().cpu().clone(),
-            "kept": initial_kept.detach().cpu().clone(),
-            "z": start[:num_parameters].clone(),
-            "zeros": torch.zeros(num_parameters, dtype=start.dtype),
-            "table": torch.zeros(0, dtype=start.dtype),
-        }
+            "z": z, "zeros": torch.zeros_like(z), "model": torch.cat([z, buffers]), "buffers": buffers,
+            "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype),
+        }  # fmt: skip
         kinds = declaration.client_vectors
         self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
         vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
@@ -311,7 +300,7 @@ class ClientStore:
         self._dtypes = dtypes
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
         self._vectors: MemoryRows | FileRows = (
-            MemoryRows(vectors, dtypes, num_clients)
+            MemoryRows(vectors, dtypes)
             # By the declared sizes, not by who has trained: whether there is a file must not change during a run.
             if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
             else FileRows(vectors, dtypes, num_clients)
@@ -341,10 +330,6 @@ class ClientStore:
     def names(self) -> list[str]:
         """Names of all declared client state."""
         return list(self._storage)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the algorithm declared a client state of this name."""
-        return name in self._storage
 
     def row_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""

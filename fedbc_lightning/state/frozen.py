@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -51,6 +51,9 @@ class FrozenParameters:
         module: The user's module.
         shapes: Shapes of the trained parameters. A frozen parameter of one of these shapes is copied, since it may be
             a copy of a trained parameter that follows it.
+
+    Attributes:
+        marks: The present state of all watched parameters.
     """
 
     def __init__(self, module: nn.Module, shapes: set[torch.Size]) -> None:
@@ -59,47 +62,30 @@ class FrozenParameters:
         self.mark()
         self._hashes: dict[str, str] = {}
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All watched frozen parameters."""
-        return [mark.parameter for mark in self._marks]
-
     def mark(self) -> None:
         """Note the present state of the frozen parameters, with which later calls compare."""
-        self._marks = [self._mark(name) for name in self._names]
+        self.marks = [self._mark(name) for name in self._names]
         self._sums = self._summed()
 
-    def take_out(self, names: Sequence[str]) -> list[str]:
+    def take_out(self, names: Collection[str]) -> list[str]:
         """Stop to watch the parameters `names`, which travel as buffers; return them in the module's order."""
         taken = [name for name in self._names if name in names]
         self._names = [name for name in self._names if name not in names]
         self.mark()
         return taken
 
-    def thawed(self) -> list[str]:
-        """Return the names of the frozen parameters that require gradients now."""
-        return [mark.name for mark in self._marks if mark.parameter.requires_grad]
-
-    def written(self) -> list[str]:
-        """Return the names of those that were replaced or written in place; writes through ``.data`` are missed.
-
-        This compares no values, so it is quick.
-        """
-        return [mark.name for mark in self._marks if mark.has_changed]
-
-    def written_by_any_means(self) -> list[str]:
-        """Return the names of those that were written, also through ``.data``, which only the values show."""
-        # Versions first, which cost nothing; sums of the values only if these show no write (``.data`` leaves no
-        # trace).
-        found = self.written()
-        if found or not self._sums.numel():
+    def written(self, *, through_data: bool = False) -> list[str]:
+        """Return the names of those that were replaced or written in place, or also ``through_data``."""
+        found = [mark.name for mark in self.marks if mark.has_changed]
+        # Marks compare no values, so they are quick; a write through ``.data`` leaves no trace but the values.
+        if found or not through_data or not self._sums.numel():
             return found
         is_same = torch.isclose(self._summed(), self._sums, rtol=0, atol=0, equal_nan=True).tolist()
         return [mark.name for mark, same in zip(self._copied_marks(), is_same, strict=True) if not same]
 
     def large(self) -> dict[str, Tensor]:
         """Return the frozen parameters of more than :data:`SMALL` elements themselves, which ``last.ckpt`` lacks."""
-        return {mark.name: mark.parameter.detach() for mark in self._marks if mark.parameter.numel() > SMALL}
+        return {mark.name: mark.parameter.detach() for mark in self.marks if mark.parameter.numel() > SMALL}
 
     def hashes(self) -> dict[str, str]:
         """Return a hash of dtype, shape and bytes of each large parameter, which ``last.ckpt`` holds in its place.
@@ -121,11 +107,12 @@ class FrozenParameters:
         """Compare the next hashes with no earlier ones, since a checkpoint's values were loaded."""
         self._hashes = {}
 
-    def copies(self) -> dict[str, Tensor]:
-        """Return copies, by name, of the frozen parameters that may follow a trained one, and of the small ones."""
-        return {mark.name: mark.parameter.detach().clone() for mark in self._copied_marks()}
+    def copies(self, *, of_all: bool = False) -> dict[str, Tensor]:
+        """Return copies, by name, of the small ones and of those that may follow a trained parameter, or ``of_all``."""
+        marks = self.marks if of_all else self._copied_marks()
+        return {mark.name: mark.parameter.detach().clone() for mark in marks}
 
-    def put_back(self, copies: dict[str, Tensor]) -> None:
+    def put_back(self, copies: Mapping[str, Tensor]) -> None:
         """Restore the values that :meth:`copies` returned."""
         for name, copied in copies.items():
             self._module.get_parameter(name).data.copy_(copied)
@@ -140,12 +127,6 @@ class FrozenParameters:
         finally:
             self.put_back(copies)
 
-    def write(self, values: Sequence[Tensor]) -> None:
-        """Copy values into all watched parameters; nothing is written if `values` is empty."""
-        if values:
-            for parameter, value in zip(self.parameters, values, strict=True):
-                parameter.data.copy_(value)
-
     def _mark(self, name: str) -> Mark:
         prefix, _, key = name.rpartition(".")
         owner = self._module.get_submodule(prefix)
@@ -155,7 +136,7 @@ class FrozenParameters:
     def _copied_marks(self) -> list[Mark]:
         return [
             mark
-            for mark in self._marks
+            for mark in self.marks
             if mark.parameter.is_floating_point()
             and (mark.parameter.shape in self._shapes or mark.parameter.numel() <= SMALL)
         ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,17 +36,37 @@ class WrittenParametersError(ConfigurationError):
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)  # alone, so that a copy made by pickle is given the same
         self.names = list(names)
-        super().__init__(
+
+    def __str__(self) -> str:
+        return (
             f"model: '{self.names[0]}' has requires_grad=False and was written for the first time after the first "
             "round's training (by a hook such as on_round_end, or in a later round), or is too large to be copied "
             "before it; no client's training may find what another left there. Make it a buffer (register_buffer), "
             "which hooks and steps may write in any round, or write it in the first round's training, too."
         )
 
-    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
-        """Pickle the names only; ``__init__`` makes the message from them."""
-        return type(self), (self.names,)
+
+class Weights(NamedTuple):
+    """The values of a module at one moment.
+
+    Attributes:
+        parameters: The shared parameters, (d,).
+        buffers: The floating-point buffers, (b,).
+        counters: The integer buffers.
+        kept: The parameters that stay with each client, (p,).
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    counters: Tensor
+    kept: Tensor
+
+    def differ_from(self, others: Weights) -> bool:
+        """Return whether any values are different."""
+        # Mostly there are no kept parameters, and a comparison waits for the device.
+        return any(len(mine) > 0 and not torch.equal(mine, theirs) for mine, theirs in zip(self, others, strict=True))
 
 
 @dataclass(frozen=True)
@@ -95,10 +116,7 @@ class ParameterLayout:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        groups: Sequence[Sequence[nn.Parameter]] = (),
-        kept_names: Collection[str] = (),
+        self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] = (), kept_names: Collection[str] = ()
     ) -> None:
         named = {p: name for name, p in module.named_parameters() if p.requires_grad}
         for name, child in module.named_modules():
@@ -176,33 +194,28 @@ class ParameterLayout:
 
     # parameters
 
-    def check_trainable(self) -> None:
+    def check_trainable(self, *, is_round_over: bool = False) -> None:
         """Raise if ``requires_grad`` of a parameter was changed, or a frozen one written, since the layout was made.
 
+        Args:
+            is_round_over: Whether frozen parameters are also searched for writes through ``.data``, and trained ones
+                for others in their place, which takes too long for a look after each client.
+
         Raises:
-            ConfigurationError: ``requires_grad`` has changed; the message names the parameter.
+            ConfigurationError: ``requires_grad`` has changed, or a trained parameter is another object now; the message
+                names the parameter.
             WrittenParametersError: A frozen parameter was written.
         """
+        if is_round_over:
+            self.check_replaced()
         changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
-        changed += self.frozen.thawed()
+        changed += [mark.name for mark in self.frozen.marks if mark.parameter.requires_grad]
         if changed:
             raise ConfigurationError(
                 f"model: requires_grad of '{changed[0]}' was changed during training; the vectors that clients and "
                 "server exchange are fixed by then. Freeze or thaw before training."
             )
-        written = self.frozen.written()
-        if written:
-            raise WrittenParametersError(written)
-
-    def check_after_round(self) -> None:
-        """Raise if training replaced a parameter, or wrote a frozen one by whatever means.
-
-        Raises:
-            ConfigurationError: A trained parameter is another object now; the message names it.
-            WrittenParametersError: A frozen parameter was written.
-        """
-        self.check_replaced()
-        written = self.frozen.written_by_any_means()
+        written = self.frozen.written(through_data=is_round_over)
         if written:
             raise WrittenParametersError(written)
 
@@ -215,7 +228,8 @@ class ParameterLayout:
         now = dict(self._module.named_parameters())
         lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
         if at_start:
-            known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for _, m, n in self._buffers)}
+            frozen = (mark.parameter for mark in self.frozen.marks)
+            known = {*self.parameters, *frozen, *(_buffer(m, n) for _, m, n in self._buffers)}
             lost += [name for name, parameter in now.items() if parameter not in known]
         if lost:
             raise ConfigurationError(
@@ -253,6 +267,10 @@ class ParameterLayout:
     def read_kept(self) -> Tensor:
         """Return a copy of the module's kept parameters as one vector (p,) of ``master_dtype``."""
         return self._flat(self.parameters[len(self.shared_entries) :])
+
+    def weights(self) -> Weights:
+        """Return copies of all values of the module that are trained or exchanged."""
+        return Weights(self.read(), self.read_buffers(), self.read_counters(), self.read_kept())
 
     def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
         flat = [p.detach().reshape(-1).to(self.master_dtype) for p in parameters]

@@ -169,8 +169,8 @@ class FederatedTrainer(RunView):
             algorithm: The federated algorithm, as for :meth:`fit`.
             ckpt_path: A checkpoint (on the command line also a run folder); None or ``last``: that of the newest run of
                 this name.
-            client: Client whose own model is written: a number from 0 to N - 1, or a name in ``partition.json``; None:
-                the global model.
+            client: Client whose own model is written: a name in ``partition.json``, or else a number from 0 to N - 1;
+                None: the global model.
             out: File to write; None: a file beside the checkpoint, e.g. ``round_50_client_17.ckpt``. A name that ends
                 in ``.safetensors`` gives the tensors alone; one without a dot, if the module has a ``PeftModel``, a
                 folder with the adapter for ``PeftModel.from_pretrained``.

@@ -167,7 +167,7 @@ def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
     [
         ("client,speed\n0,1\n", r"no column compute or computation, but client, speed\."),
         ("client,compute\n0,-1\n", r"line 2: compute is '-1'; give a number > 0\."),
-        ("client,compute\n7,1\n", r"line 2: there is no client '7'; the data has clients 0 to 4\."),
+        ("client,compute\n7,1\n", r"there is no client '7'; give names, or numbers from 0 to 4\."),
         ("client,compute\n0,1\n0,2\n", r"line 3: client 0 is there twice\."),
         ("client,compute\n0,1\n1,1\n", r"has no row of client 2 \(of 3 clients in all\)"),
         ("clients,compute\n0,1\n", r"has an unknown column 'clients'; did you mean 'client'\?"),

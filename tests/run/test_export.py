@@ -238,7 +238,7 @@ MISTAKES = [
     (f"--ckpt_path {RUN} --client eva", 1, "client: there is no client 'eva'; did you mean 'eve'?"),
     (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
     (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is there already; give another file"),
-    (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give a number from 0 to 5"),
+    (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give names, or numbers from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
     ("", 2, "which model? fedbc-cli export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]"),
     ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),

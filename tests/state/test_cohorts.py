@@ -10,8 +10,10 @@ from fedbc_lightning.server import ServerCallback, Sums, WeightedAverage
 from fedbc_lightning.state.client_rows import MemoryRows
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.layout import Weights
 
 CPU = torch.device("cpu")
+INITIAL = Weights(torch.zeros(7), *[torch.empty(0)] * 3)
 
 
 def draw(*shape, seed=0, dtype=torch.float32):
@@ -40,13 +42,13 @@ def store(num_clients=6):
     declaration = StateDeclaration()
     declaration.client_scalar("dual", 1.0)
     declaration.client_vector("moment")
-    return ClientStore(num_clients, declaration, torch.zeros(7), torch.empty(0), 7)
+    return ClientStore(num_clients, declaration, INITIAL)
 
 
 def aggregate(part: ServerCallback, ids: list[list[int]], w: torch.Tensor, duals: torch.Tensor) -> torch.Tensor:
     """The staged z after cohorts of these clients, of whom ``w`` (6, 7) may hold non-finite rows."""
     clients, sums = store(), Sums(CPU)
-    server = ServerState(torch.zeros(7), torch.empty(0), torch.empty(0), StateDeclaration(), num_clients=6)
+    server = ServerState(INITIAL, StateDeclaration(), num_clients=6)
     for members in ids:
         cohort = Cohort(members, members, [i + 1 for i in members], clients, CPU)
         cohort.w = w[members]
@@ -77,8 +79,8 @@ def test_any_order_of_events_keeps_the_rows_in_memory(seed):
     """Staged again, staged by another process, committed, forgotten: as dictionaries would."""
     rng = random.Random(seed)
     start = draw(3)
-    rows = MemoryRows({"x": start}, {"x": torch.float32}, num_clients=8)
-    other = MemoryRows({"x": start}, {"x": torch.float32}, num_clients=8)
+    rows = MemoryRows({"x": start}, {"x": torch.float32})
+    other = MemoryRows({"x": start}, {"x": torch.float32})
     committed, staged = {}, {}
     for turn in range(200):
         event = rng.choice(["stage", "stage", "import", "commit", "rollback"])
