@@ -20,9 +20,7 @@ from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation, Stac
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, Term
 from fedbc_lightning.local.engine import Trains
-from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
-from fedbc_lightning.state.layout import Weights
+from fedbc_lightning.state import ClientStore, Cohort, StateDeclaration, Weights
 
 
 class BaseEngine(ABC):

@@ -27,8 +27,7 @@ from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.aggregation import AveragedBuffers
-from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, WrittenParametersError
-from fedbc_lightning.state.layout import Weights
+from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, Weights, WrittenParametersError
 
 
 class PlannedRound(NamedTuple):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.state import WrittenParametersError
-from fedbc_lightning.state.layout import Weights
+from fedbc_lightning.state import Weights, WrittenParametersError
 
 # Hooks whose writes change the initial model
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")

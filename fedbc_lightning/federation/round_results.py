@@ -65,7 +65,7 @@ def join_processes(
         sizes = {name: total.numel() for name, total in sums.totals.items()}
         sent = share._replace(counters=share.counters.cpu())
         gathered = gather_objects(fabric, (sent, clients.export_staged(), kept, sizes))
-    written = sorted({name for theirs, *_ in gathered for name in theirs.written})
+    written = list(dict.fromkeys(name for theirs, *_ in gathered for name in theirs.written))
     if written:
         raise WrittenParametersError(written)
     # A rank that trained nobody knows neither names nor sizes of the sums.

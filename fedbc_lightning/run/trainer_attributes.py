@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import Callback
-from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.federation import Federation
@@ -61,21 +60,6 @@ class RunView:
         return self.recorder.result()
 
     @property
-    def is_global_zero(self) -> bool:
-        """Whether this process is rank 0."""
-        return self._fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """Rank of this process."""
-        return self._fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self._fabric.world_size
-
-    @property
     def strategy(self) -> Any:
         """A stand-in for Lightning's strategy; EarlyStopping needs no reduction, because all ranks decide alike."""
         return SimpleNamespace(
@@ -85,26 +69,6 @@ class RunView:
             root_device=self._fabric.device,
         )
 
-    @property
-    def current_epoch(self) -> int:
-        """Number of the current round, which callbacks see as the epoch."""
-        return self.current_round
-
-    @property
-    def global_step(self) -> int:
-        """Number of the current round, which callbacks see as the step, too."""
-        return self.current_round
-
-    @property
-    def max_epochs(self) -> int:
-        """Number of rounds T, which callbacks see as the number of epochs."""
-        return self.max_rounds
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """Last metrics by name, the same as ``callback_metrics``."""
-        return self.callback_metrics
-
     sanity_checking = False
     fast_dev_run = False
     val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
@@ -113,6 +77,8 @@ class RunView:
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that one of the trainer's parts has under the same name."""
         # Also called for a name whose property raises AttributeError, and for any name while a copy is unpickled.
+        if name in _OURS:
+            return getattr(self, _OURS[name])
         part = _PART_OF[name](self) if name in _PART_OF else None
         if part is None:
             raise AttributeError(
@@ -131,6 +97,12 @@ def _federation(trainer: RunView) -> Federation | None:
     return None if trainer._run is None else trainer._run.federation
 
 
+# Lightning's names of what has a name of its own here: callbacks see a round as an epoch, and as a step, too.
+_OURS = {
+    "current_epoch": "current_round", "global_step": "current_round", "max_epochs": "max_rounds",
+    "logged_metrics": "callback_metrics",
+}  # fmt: skip
+
 # The part that has an attribute, so that an option of the trainer is an attribute without being named here. A later
 # line counts more: ``seed`` is that which the run has taken. After a run in other processes, see its outcome.
 _PART_OF: dict[str, Callable[[RunView], Any]] = {
@@ -138,5 +110,6 @@ _PART_OF: dict[str, Callable[[RunView], Any]] = {
     **dict.fromkeys(("server", "clients"), lambda trainer: _federation(trainer) or trainer._outcome),
     **dict.fromkeys(("seed", "evaluator", "federation", "datamodule"), lambda trainer: trainer._run),
     "layout": _federation,
+    **dict.fromkeys(("is_global_zero", "global_rank", "world_size"), lambda trainer: trainer._fabric),
     **dict.fromkeys(("logger", *(field.name for field in fields(Progress))), lambda trainer: trainer.progress),
 }

@@ -9,9 +9,9 @@ from fedbc_lightning.state.declaration import (
     StagedClient,
     StateDeclaration,
 )
-from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
+from fedbc_lightning.state.layout import ParameterLayout, Weights, WrittenParametersError
 
 __all__ = [
     "Arrival", "BufferPolicy", "ClientStore", "Cohort", "ParameterLayout", "ServerState", "StagedClient",
-    "StateDeclaration", "WrittenParametersError",
+    "StateDeclaration", "Weights", "WrittenParametersError",
 ]  # fmt: skip

@@ -178,9 +178,7 @@ class ParameterLayout:
 
     def _list_buffers(self) -> None:
         self._buffers = [*_persistent_buffers(self._module), *_parameters(self._module, self.written)]
-        self.float_buffers = [(m, n) for _, m, n in self._buffers if _buffer(m, n).is_floating_point()]
-        self.integer_buffers = [(m, n) for _, m, n in self._buffers if not _buffer(m, n).is_floating_point()]
-        self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
+        self.num_buffers = sum(buffer.numel() for buffer in self._of_kind(is_floating=True))
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
@@ -190,7 +188,7 @@ class ParameterLayout:
     @property
     def has_buffers(self) -> bool:
         """Whether the module has persistent buffers, which training may change."""
-        return bool(self.float_buffers or self.integer_buffers)
+        return bool(self._buffers)
 
     # parameters
 
@@ -229,7 +227,7 @@ class ParameterLayout:
         lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
         if at_start:
             frozen = (mark.parameter for mark in self.frozen.marks)
-            known = {*self.parameters, *frozen, *(_buffer(m, n) for _, m, n in self._buffers)}
+            known = {*self.parameters, *frozen, *(getattr(m, n) for _, m, n in self._buffers)}
             lost += [name for name, parameter in now.items() if parameter not in known]
         if lost:
             raise ConfigurationError(
@@ -320,23 +318,33 @@ class ParameterLayout:
 
     # buffers
 
+    def _of_kind(self, *, is_floating: bool) -> list[Tensor]:
+        # Looked up at every call, because modules may replace theirs
+        found = (getattr(module, name) for _, module, name in self._buffers)
+        return [buffer for buffer in found if buffer.is_floating_point() == is_floating]
+
     def read_buffers(self) -> Tensor:
         """Return a copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
-        return self._flat([_buffer(m, n) for m, n in self.float_buffers])
+        return self._flat(self._of_kind(is_floating=True))
 
     def read_counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers as one int64 vector."""
-        counters = (_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers)
+        counters = (buffer.detach().reshape(-1).to(torch.int64) for buffer in self._of_kind(is_floating=False))
         return torch.cat([self._no_counters, *counters])
 
     def write_buffers(self, values: Tensor, counters: Tensor) -> None:
         """Copy vectors that :meth:`read_buffers` and :meth:`read_counters` returned into the module's buffers."""
-        for buffers, vector in ((self.float_buffers, values), (self.integer_buffers, counters)):
-            offset = 0
-            for module, name in buffers:
-                buffer = _buffer(module, name)
-                buffer.copy_(vector[offset : offset + buffer.numel()].view_as(buffer))
-                offset += buffer.numel()
+        for _, buffer, part in self._parts(values, counters):
+            buffer.copy_(part)
+
+    def _parts(self, values: Tensor, counters: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the full name of each buffer, the buffer, and its part of the two vectors."""
+        vectors, offsets = (counters, values), [0, 0]
+        for full_name, module, name in self._buffers:
+            buffer: Tensor = getattr(module, name)
+            kind, begin = buffer.is_floating_point(), offsets[buffer.is_floating_point()]
+            offsets[kind] = begin + buffer.numel()
+            yield full_name, buffer, vectors[kind][begin : offsets[kind]].view_as(buffer)
 
     # files
 
@@ -356,15 +364,8 @@ class ParameterLayout:
             values: A vector (b,) as :meth:`read_buffers` returns it.
             counters: A vector as :meth:`read_counters` returns it.
         """
-        vectors = {True: values.cpu(), False: counters.cpu()}
-        offsets, named = {True: 0, False: 0}, {}
-        for full_name, module, name in self._buffers:
-            buffer = _buffer(module, name)
-            kind = buffer.is_floating_point()
-            part = vectors[kind][offsets[kind] : offsets[kind] + buffer.numel()]
-            offsets[kind] += buffer.numel()
-            named[full_name] = part.view(buffer.shape).to(buffer.dtype, copy=True)
-        return named
+        parts = self._parts(values.cpu(), counters.cpu())
+        return {name: part.to(buffer.dtype, copy=True) for name, buffer, part in parts}
 
     def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add each tensor that the module has under several names, such as tied weights, under its other names."""
@@ -378,16 +379,9 @@ class ParameterLayout:
 
     def fingerprint(self) -> dict[str, str]:
         """Return "shape dtype" of every parameter and persistent buffer by name, to compare checkpoint and module."""
-        described = {e.name: f"{tuple(e.shape)} {self.dtype}".replace("torch.", "") for e in self.entries}
-        for full_name, module, name in self._buffers:
-            buffer = _buffer(module, name)
-            described[full_name] = f"{tuple(buffer.shape)} {buffer.dtype}".replace("torch.", "")
-        return dict(sorted(described.items()))
-
-
-def _buffer(module: nn.Module, name: str) -> Tensor:
-    """Look the buffer up at every call, because modules may replace theirs."""
-    return getattr(module, name)
+        kinds = {e.name: (e.shape, self.dtype) for e in self.entries}
+        kinds |= {full: (getattr(m, n).shape, getattr(m, n).dtype) for full, m, n in self._buffers}
+        return {name: f"{tuple(shape)} {dtype}".replace("torch.", "") for name, (shape, dtype) in sorted(kinds.items())}
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
