@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.conclusions import Readings, distances, judge, means
-from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
+from fedbc_lightning.studies.conclusions import Readings, judge
+from fedbc_lightning.studies.numbers import Rows, is_share, layout, number
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.results import RECORD, read_record
-from fedbc_lightning.studies.statistics import ROUNDS
+from fedbc_lightning.studies.statistics import ROUNDS, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import claim_rows, cut_short, markdown
 
@@ -44,6 +44,9 @@ def show(folder: Path) -> None:
         ours = means(paper, readings)
         shown = ", ".join(ROUNDS[report] for report in ours)
         parts = [(f"{shown} (paper)", cells(files.study, paper, ours))]
+        fits = fit_rows(paper, files.study, readings)
+        if fits[1:]:
+            parts.append(("Which reading is nearest to the paper", fits))
         claims = claim_rows(paper, files.study, readings)
         if claims[1:]:
             parts.append(("Claims", claims))
@@ -57,13 +60,43 @@ def show(folder: Path) -> None:
             print(counts(files.study, paper, readings))
 
 
+def means(paper: Paper, readings: Readings) -> pd.DataFrame:
+    """Return our means of the paper's metric: a row per variant and algorithm, a column per reading."""
+    found = {report: summarise(results, [paper.metric]) for report, results in readings.items()}
+    return pd.DataFrame({report: one.set_index(["variant", "algorithm"])["mean"] for report, one in found.items()})
+
+
+def distances(paper: Paper, study: Study, ours: pd.DataFrame) -> pd.DataFrame:
+    """Return how far our means lie from the paper's, for the cells that both have at all readings."""
+    theirs = [paper.mean(name, study.levels[variant]) for variant, name in ours.index]
+    return ours.sub(pd.Series(theirs, index=ours.index, dtype=float), axis=0).abs().dropna()
+
+
+def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
+    """Return a header, then a row per reading: how far our means lie from the paper's.
+
+    Only cells count for which the paper has a number and all readings have one, and whose algorithm is the same method
+    in the paper; there is no row without such a cell.
+    """
+    found = distances(paper, study, means(paper, readings))
+    found = found[~found.index.isin(list(paper.other_methods), level="algorithm")]
+    # Papers round to two digits, so two readings may be equally near: a tie counts for each.
+    nearest = found.eq(found.min(axis=1), axis=0).sum()
+    rows = [["", "nearest to the paper in", "mean distance"]]
+    for report in found if len(found) else ():
+        cells = f"{nearest[report]} of {len(found)} cells"
+        rows.append([ROUNDS[report], cells, number(found[report].mean(), paper.metric)])
+    return rows
+
+
 def cells(study: Study, paper: Paper, ours: pd.DataFrame) -> Rows:
     """Return a row per algorithm, whose cells are our readings and the paper's mean in parentheses."""
-    found = {}
+    found: dict[str, dict[str, str]] = {name: {} for name in paper.values}
     for variant, name in ours.index:
         said = ", ".join(number(mean, paper.metric) for mean in ours.loc[(variant, name)])
-        found[variant, name] = f"{said} ({number(paper.mean(name, study.levels[variant]), paper.metric)})"
-    return laid_out(paper.values, study.blocks(paper.only), found)
+        theirs = number(paper.mean(name, study.levels[variant]), paper.metric)
+        found.setdefault(name, {})[variant] = f"{said} ({theirs})"
+    return layout(study.blocks(paper.only), {name: found[name] for name in paper.values})
 
 
 def near(paper: Paper, found: pd.DataFrame) -> pd.DataFrame:

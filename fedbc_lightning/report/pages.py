@@ -25,9 +25,9 @@ from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import RECORD, StudyRecord, read_record
-from fedbc_lightning.studies.statistics import OF_PAPERS, criterion, evaluated, reported_rows
+from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
 from fedbc_lightning.studies.study_run import as_word, flat
-from fedbc_lightning.studies.tables import REPORTED, tables
+from fedbc_lightning.studies.tables import reported_round, tables
 
 # Name of the page in the folder that it is about, where nothing else is said.
 NAME = "report.html"
@@ -106,7 +106,6 @@ def study_page(folder: Path) -> Page:
     study, runs = record.study, record.runs
     every = {"algorithm": study.methods, "variant": study.variants, "seed": study.seed_list}
     counts = " × ".join(f"{len(some)} {name}{'s' * (len(some) > 1)}" for name, some in every.items())
-    reported = REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))
     with mpl.rc_context(page_figures.STYLE):
         colors = {name: to_hex(color) for name, color in colors_of(study).items()}
     values = {
@@ -117,7 +116,7 @@ def study_page(folder: Path) -> Page:
     return Page(
         title=f"{study.name}{f', {study.part}' if study.part else ''}",
         subtitle=f"{counts}; {len(runs)} of {len(record.states)} runs have finished. Where nothing else is "
-        f"said, numbers are those of the {reported}.",
+        f"said, numbers are those of the {reported_round(study)}.",
         verdict=_study_verdict(record),
         notices=list(_study_notices(record)),
         sections={

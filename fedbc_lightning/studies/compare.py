@@ -15,7 +15,7 @@ from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.parsed_runs import check_runs
-from fedbc_lightning.studies.results import StudyRecord, finished, write_record
+from fedbc_lightning.studies.results import StudyRecord, write_record
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
@@ -57,8 +57,7 @@ class Comparison:
             write_record(study, self._command)
         since = time.time()
         runs = StudyRuns(study, self.console, since)
-        is_here = study.backend == "here"
-        with Workers(study, study.num_workers, since) if is_here else Jobs(study, self.console, since) as pool:
+        with Workers(study, since) if study.backend == "here" else Jobs(study, self.console, since) as pool:
             runs.do(pool.advance)
         self.states = runs.states
         record = StudyRecord(study, self._command, self.states)
@@ -66,7 +65,7 @@ class Comparison:
         notes += failure_notes([*runs.trials, *self.states])
         with study.locked():
             self._write(record, notes)
-        return not record.problems and len(finished(self.states)) == len(self.states)
+        return not record.problems and len(record.runs) == len(self.states)
 
     def _write(self, record: StudyRecord, notes: list[str]) -> None:
         """Write tables, figures and TensorBoard's runs, and show the tables."""
@@ -83,7 +82,7 @@ class Comparison:
         write_text(folder / "table.tex", latex(parts))
         if not record.curves.empty:
             draw_curves(study, record.curves, folder / "figures")
-            write_means(study, finished(self.states), record.results)
+            write_means(record)
         if self.console.is_jupyter:
             body = text.partition("\n\n")[2]  # without its heading
             show_markdown(f"{body}\nTables and curves: `{folder}/`")

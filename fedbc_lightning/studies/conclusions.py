@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedbc_lightning.studies.numbers import difference_and_interval, is_share, signed
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences, summarise
+from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences
 from fedbc_lightning.studies.study import Study
 
 # Tidy tables of the same runs, one row per run, read at different rounds.
@@ -30,18 +30,6 @@ def reports(paper: Paper, study: Study) -> list[Report]:
     """
     wanted = dict.fromkeys([study.report, *OF_PAPERS])
     return [report for report in wanted if not report.startswith("best_on_") or can_choose(report, paper.metric)]
-
-
-def means(paper: Paper, readings: Readings) -> pd.DataFrame:
-    """Return our means of the paper's metric: a row per variant and algorithm, a column per reading."""
-    found = {report: summarise(results, [paper.metric]) for report, results in readings.items()}
-    return pd.DataFrame({report: one.set_index(["variant", "algorithm"])["mean"] for report, one in found.items()})
-
-
-def distances(paper: Paper, study: Study, ours: pd.DataFrame) -> pd.DataFrame:
-    """Return how far our means lie from the paper's, for the cells that both have at all readings."""
-    theirs = [paper.mean(name, study.levels[variant]) for variant, name in ours.index]
-    return ours.sub(pd.Series(theirs, index=ours.index, dtype=float), axis=0).abs().dropna()
 
 
 # claims of papers
@@ -128,46 +116,23 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
         study: The study.
         differences: Paired differences to the reference.
     """
-    found = differences[(differences["metric"] == study.metrics[0]) & differences["difference"].notna()]
-    each = [found[found["algorithm"] == method.name].to_dict("records") for method in study.methods]
-    return [_of_one_variant(study, rows[0]) if len(rows) == 1 else _of_variants(study, rows) for rows in each if rows]
-
-
-def _of_one_variant(study: Study, row: Mapping[Any, Any]) -> str:
-    name, metric, reference = row["algorithm"], row["metric"], study.reference_name
-    where = "" if len(study.variants) == 1 else f" at {row['variant']}"
-    text = f"{name} against {reference}{where}: {_sized(study, [row])} in {metric}{_better(study)}"
-    if row["num_pairs"] < 2:
-        return f"{text} with one seed; several seeds would say whether that is more than chance."
-    ending = {
-        "holds": f"{name} is better.",
-        "fails": f"{name} is worse.",
-        "open": f"these {row['num_pairs']} seeds do not tell them apart.",
-    }[verdict(study, row)]
-    low, high = (signed(row[end], metric) for end in ("low", "high"))
-    return f"{text}, {100 * study.confidence:g} % interval [{low}, {high}]; {ending}"
-
-
-def _of_variants(study: Study, rows: Sequence[Mapping[Any, Any]]) -> str:
-    parts: list[str] = []
-    for word, compared in COMPARED.items():
-        if mine := [row for row in rows if verdict(study, row) == word]:
-            which = f"{len(mine)} of {len(rows)} variants" if len(mine) < len(rows) else f"all {len(rows)} variants"
-            which = "both variants" if len(mine) == len(rows) == 2 else str(len(mine)) if parts else which
-            size = _sized(study, mine, is_short=bool(parts))
-            parts.append(f"{compared} {study.reference_name} in {which} ({size})")
-    return f"By {study.metrics[0]}{_better(study)}, {rows[0]['algorithm']} is {listed(parts)}."
-
-
-def _sized(study: Study, rows: Sequence[Mapping[Any, Any]], is_short: bool = False) -> str:
-    """Return a difference, or the smallest and the largest of several, with the unit unless it was said before."""
-    metric, differences = study.metrics[0], [row["difference"] for row in rows]
-    ends = dict.fromkeys(signed(value, metric) for value in (min(differences), max(differences)))
-    return " to ".join(ends) + (" percentage points" if is_share(metric) and not is_short else "")
-
-
-def _better(study: Study) -> str:
-    return " (lower is better)" if study.is_lower_better(study.metrics[0]) else ""
+    metric, sentences = study.metrics[0], []
+    found = differences[(differences["metric"] == metric) & differences["difference"].notna()]
+    unit = " in % points" if is_share(metric) else ""
+    better = ", lower is better" if study.is_lower_better(metric) else ""
+    for name, of_method in found.groupby("algorithm", sort=False):
+        rows, parts = of_method.to_dict("records"), []
+        for word, compared in COMPARED.items():
+            if mine := [row for row in rows if verdict(study, row) == word]:
+                where = f" in {len(mine)} of {len(study.variants)} variants" if len(study.variants) > 1 else ""
+                ends = dict.fromkeys(signed(end(row["difference"] for row in mine), metric) for end in (min, max))
+                one = difference_and_interval(mine[0], metric, len(study.seed_list))
+                size = one if len(mine) == 1 else " to ".join(ends)
+                parts.append(f"{compared} {study.reference_name}{where} ({size})")
+        sentences.append(
+            f"By {metric}{unit}{better} [{100 * study.confidence:g} % interval]: {name} is {listed(parts)}."
+        )
+    return sentences
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,43 +17,39 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedbc_lightning.core.metric_names import Measured, measured
+from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, slug
+from fedbc_lightning.studies.study_run import slug
 
 AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training",
         "simulated_seconds": "simulated seconds"}  # fmt: skip
 
 
 @mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
-def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write ``<metric>_<axis>.png`` and ``.svg`` for every metric and axis, and return the files.
+def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
+    """Write ``<metric>_<axis>.png`` and ``.svg`` for every metric and axis.
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    colors, files = colors_of(study), []
+    colors = colors_of(study)
     titles = [str(study.name)] if list(study.variants) == ["all"] else list(study.variants)
-    for metric in study.metrics:
-        for axis in AXES:
-            if axis not in curves:
-                continue
-            figure, panels = titled_panels(titles, AXES[axis], metric)
-            for panel, variant in zip(panels, study.variants, strict=True):
-                for method in study.methods:
-                    mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
-                    draw_band(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
-            legend_below(figure, panels[:1])
-            files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
-    return files
+    for metric, axis in itertools.product(study.metrics, AXES):
+        if axis not in curves:
+            continue
+        figure, panels = titled_panels(titles, AXES[axis], metric)
+        for panel, variant in zip(panels, study.variants, strict=True):
+            for method in study.methods:
+                mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
+                draw_band(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
+        legend_below(figure, panels[:1])
+        save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
 
 
 def colors_of(study: Study) -> dict[str, str]:
     """Map each algorithm to its colour, which stays the same when only some of the algorithms are run."""
-    names = list(study.algorithms)
-    if len(names) <= 10:
-        return {name: f"C{place}" for place, name in enumerate(names)}
-    many = mpl.colormaps["tab20"]
-    return {name: to_hex(many(place % many.N)) for place, name in enumerate(names)}
+    many, is_many = mpl.colormaps["tab20"], len(study.algorithms) > 10
+    return {name: to_hex(many(place % many.N)) if is_many else f"C{place}"
+            for place, name in enumerate(study.algorithms)}  # fmt: skip
 
 
 def panels_of(
@@ -71,11 +67,10 @@ def titled_panels(
     """Create a panel for each title, in rows that share their vertical axis."""
     columns = max(1, min(len(titles), columns))
     figure, panels = panels_of(max(1, -(-len(titles) // columns)), columns, width, height, sharey=True)
-    for place, panel in enumerate(panels):
-        if place >= len(titles):
-            panel.remove()
-            continue
-        _label(panel, x, y if place % columns == 0 else "", titles[place])
+    for place, (panel, title) in enumerate(zip(panels, titles, strict=False)):
+        _label(panel, x, y if place % columns == 0 else "", title)
+    for panel in panels[len(titles) :]:
+        panel.remove()
     return figure, panels[: len(titles)]
 
 
@@ -150,69 +145,20 @@ def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str
 
 # Folder in that of the study; the runs of single seeds and of tuning lie beside it, so that they hide no mean.
 FOLDER = "tensorboard"
-# Group of the borders of bands: TensorBoard sorts groups by name, and shows this one behind the means.
-BANDS = "with_deviation"
-BORDERS = {"mean - std": -1, "mean + std": 1}
 
 
-def write_means(study: Study, runs: Iterable[Run], results: pd.DataFrame) -> Path:
-    """Write the means over seeds of all metrics, their bands for the tab CUSTOM SCALARS, and settings for HPARAMS.
-
-    Args:
-        study: The study.
-        runs: Its finished runs.
-        results: A row per run, with the reported values of the study's metrics.
-
-    Returns:
-        The folder to be given to TensorBoard.
-    """
+def write_means(record: StudyRecord) -> None:
+    """Write the means over seeds of all metrics: a run of TensorBoard for each algorithm in each variant."""
     from torch.utils.tensorboard import SummaryWriter
 
+    study = record.study
     place = study.results_folder / FOLDER
-    shutil.rmtree(place, ignore_errors=True)  # another round may be reported now, or a variant be gone
-    by_curve: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        by_curve.setdefault((run.variant, run.method), []).append(run)
-    for (variant, method), found in by_curve.items():
-        folder = place / slug(method) if set(study.variants) == {"all"} else place / slug(variant) / slug(method)
-        with SummaryWriter(str(folder)) as writer:
-            _write_curves(writer, pd.concat([run.record.metrics for run in found]))
-            rows = results[(results["variant"] == variant) & (results["algorithm"] == method)]
-            _write_settings(writer, found[0], {name: float(rows[name].mean()) for name in study.metrics})
-    return place
-
-
-def _write_curves(writer: Any, table: pd.DataFrame) -> None:
-    """Write the means at equal rounds, the borders of their bands, and a chart of each band."""
-    grouped = table.groupby("round")
-    means, deviations = grouped.mean(numeric_only=True), grouped.std(ddof=1, numeric_only=True).fillna(0.0)
-    charts: dict[str, dict[str, Any]] = {}
-    for name in means:
-        what = measured(name)
-        for round, value in means[name].dropna().items():
-            writer.add_scalar(name, value, round)
-            for border, sign in BORDERS.items() if what else ():
-                writer.add_scalar(f"{BANDS}/{name} {border}", value + sign * deviations.loc[round, name], round)
-        if what:
-            band = [name, *(f"{BANDS}/{name} {border}" for border in BORDERS)]
-            charts.setdefault(_category(what), {})[name] = ["Margin", band]
-    # TensorBoard shows the last chart of a category first.
-    writer.add_custom_scalars({name: dict(reversed(charts[name].items())) for name in sorted(charts)})
-
-
-def _category(what: Measured) -> str:
-    return f"{what.metric}: mean over seeds ± standard deviation"
-
-
-def _write_settings(writer: Any, run: Run, reported: Mapping[str, float]) -> None:
-    """Write the settings that the seeds share, and their mean reported values."""
-    from torch.utils.tensorboard.summary import hparams
-
-    given: dict[str, Any] = {"variant": run.variant, "method": run.method}
-    for key, value in run.settings.items():
-        given[key] = value if isinstance(value, (bool, int, float)) else str(value)
-    for name, value in reported.items():
-        writer.add_scalar(f"reported/{name}", value, 0)
-    # Without the first summary, of a whole experiment: TensorBoard reads only one of these for all runs that it shows.
-    for summary in hparams(given, {})[1:]:
-        writer.file_writer.add_summary(summary)
+    shutil.rmtree(place, ignore_errors=True)  # a variant may be gone
+    for variant, method in itertools.product(study.variants, study.methods):
+        if runs := record.runs_of(variant, method.name):
+            means = pd.concat([run.metrics for run in runs]).groupby("round").mean(numeric_only=True)
+            folder = place if set(study.variants) == {"all"} else place / slug(variant)
+            with SummaryWriter(str(folder / slug(method.name))) as writer:
+                for name, values in means.items():
+                    for round, value in values.dropna().items():
+                        writer.add_scalar(name, value, round)

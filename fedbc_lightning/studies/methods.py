@@ -142,6 +142,11 @@ class Method:
         for k in range(max((len(values) for values in lists.values()), default=1)):
             yield {key: values[min(k, len(values) - 1)] for key, values in lists.items()}
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether a setting is tuned in an interval, so that there is no list of all combinations."""
+        return any(values.grid is None for values in self.tuned.values())
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """Yield all combinations of the tuned values; a single empty one if nothing is tuned."""
         for values in itertools.product(*(values.grid or () for values in self.tuned.values())):

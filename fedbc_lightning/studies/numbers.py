@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedbc_lightning.core.units import decimals
@@ -12,10 +12,6 @@ from fedbc_lightning.core.units import decimals
 Rows = list[list[str]]
 # Layout of the variants in tables, from :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
 Blocks = Mapping[str, Mapping[str, str]]
-
-# What the axes of a study count.
-UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
-         "simulated_seconds": "simulated seconds"}  # fmt: skip
 
 
 def is_share(metric: str) -> bool:
@@ -80,22 +76,17 @@ def difference_and_interval(found: Mapping[Any, Any], metric: str, num_seeds: in
     return text if found["num_pairs"] == num_seeds else f"{text} ({found['num_pairs']} of {num_seeds} pairs)"
 
 
-def laid_out(names: Iterable[str], blocks: Blocks, cells: Mapping[tuple[str, str], str]) -> Rows:
-    """Lay out cells by variant and name, with ``-`` where there is none.
+def layout(blocks: Blocks, cells: Mapping[str, Mapping[str, str]]) -> Rows:
+    """Return a header, then a row per block and name, with ``-`` where there is no cell.
 
     Args:
-        names: Names of the rows of each block, e.g. of algorithms.
         blocks: Layout of the variants.
-        cells: Map from variant and name to the text of a cell.
-
-    Returns:
-        A header, then a row per block and name.
+        cells: Map from the name of a row in each block, e.g. an algorithm, to variant and text.
     """
-    names = list(names)
     columns = list(dict.fromkeys(column for block in blocks.values() for column in block))
     rows = [["", *columns]]
     for label, block in blocks.items():
-        for name in names:
-            texts = [cells.get((block[column], name), "-") if column in block else "-" for column in columns]
+        for name, of_variant in cells.items():
+            texts = [of_variant.get(block.get(column, ""), "-") for column in columns]
             rows.append([f"{label}: {name}" if label else name, *texts])
     return rows

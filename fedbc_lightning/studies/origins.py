@@ -19,7 +19,7 @@ SEEDS = "seeds"
 
 
 def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord]) -> Rows:
-    """Return a header, then a row per setting: name, value, and where the value comes from.
+    """Return a header, then a row per setting: name, its values, and where they come from.
 
     A setting that all algorithms share is shown without those that have a row of their own, and a tuned one as its
     range.
@@ -28,22 +28,19 @@ def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord])
         study: Study, whose ``origins`` name the settings.
         records: Finished runs by variant, algorithm and seed, whose configs have the values.
     """
-    runs = {(name, variant): dict(flat(run.config)) for (variant, name, _), run in records.items()}
-    for method in study.methods:
-        tuned = {plain_key(key): range_.text for key, range_ in method.tuned.items()}
-        runs |= {place: {**run, **tuned} for place, run in runs.items() if place[0] == method.name}
-    places = {name: _place(study, name) for name in study.origins if name != SEEDS}
+    tuned = {m.name: {plain_key(key): values.text for key, values in m.tuned.items()} for m in study.methods}
+    configs = [(name, dict(flat(run.config)) | tuned[name]) for (_, name, _), run in records.items()]
+    places = {name: _place(study, name) for name in study.origins}
     rows = [["setting", "value", "origin"]]
     for name, origin in study.origins.items():
-        if name == SEEDS:
-            rows.append([name, str(len(study.seed_list)), origin])
-            continue
         owner, key = places[name]
         own = {other for other, full in places.values() if full == key and other is not None}
         shown = [m.name for m in study.methods if m.name == owner or (owner is None and m.name not in own)]
-        values = {place: value for place, run in runs.items() if place[0] in shown and (value := _value(run, key))}
+        values = dict.fromkeys(config[key] for method, config in configs if method in shown and key in config)
+        if name == SEEDS:
+            values = {str(len(study.seed_list)): None}
         if shown:  # else the algorithm is left out of this part of the study
-            rows.append([name, _one_text(values) if values else "-", origin])
+            rows.append([name, ", ".join(values) or "-", origin])
     return rows
 
 
@@ -56,24 +53,6 @@ def _place(study: Study, name: str) -> tuple[str | None, str]:
     return owner, key if key in SECTIONS else full_key(key)
 
 
-def _value(run: Mapping[str, str], key: str) -> str | None:
-    """Return the value of a setting of a run, which may be a mapping; None if there is no such setting."""
-    if key in run:
-        return run[key]
-    inside = {other.removeprefix(f"{key}."): value for other, value in run.items() if other.startswith(f"{key}.")}
-    return f"{{{', '.join(f'{part}: {value}' for part, value in inside.items())}}}" if inside else None
-
-
-def _one_text(values: Mapping[tuple[str, str], str]) -> str:
-    """Return the value that all algorithms and variants have, or on which of both it depends."""
-    if len({*values.values()}) == 1:
-        return next(iter(values.values()))
-    for word, place in (("algorithm", 0), ("variant", 1)):
-        if len({(names[place], value) for names, value in values.items()}) == len({names[place] for names in values}):
-            return f"by {word}"
-    return "by algorithm and variant"
-
-
 def check_precedence(study: Study, keys: Iterable[str]) -> None:
     """Refuse overrides that reach no run, and warn of those that do not reach all.
 
@@ -84,20 +63,20 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
     Raises:
         ConfigurationError: No run takes the value of an override.
     """
-    given = {method.name: {*map(plain_key, [*method.settings, *method.tuned])} for method in study.methods}
+    algorithms = {method.name: {*map(plain_key, [*method.settings, *method.tuned])} for method in study.methods}
+    variants = {name: {*map(plain_key, settings or {})} for name, settings in study.variants.items()}
     for key in keys:
         owner, plain = study.algorithm_of(key), plain_key(key)
         if owner is not None:
-            if owner not in given:
+            if owner not in algorithms:
                 raise ConfigurationError(f"overrides: {key}: {owner} is left out here; leave the key out, too.")
             continue
-        algorithms = [name for name, own in given.items() if plain in own]
-        variants = [name for name, own in study.variants.items() if plain in map(plain_key, own or {})]
-        if len(algorithms) == len(given) or len(variants) == len(study.variants):
-            each = {f"{name}.{plain.removeprefix('algorithm.')}": study.overrides[key] for name in given}
+        kept = [[name for name, own in kind.items() if plain in own] for kind in (algorithms, variants)]
+        if len(kept[0]) == len(algorithms) or len(kept[1]) == len(variants):
+            each = {f"{name}.{plain.removeprefix('algorithm.')}": study.overrides[key] for name in algorithms}
             raise ConfigurationError(
                 f"overrides: {key}: no run takes it, since each algorithm or variant has its own; choose others, or "
                 f"name the algorithms: {as_word(each)}"
             )
-        if algorithms or variants:
-            warnings.warn(f"overrides: {key}: {', '.join([*algorithms, *variants])}: own value kept", stacklevel=2)
+        if any(kept):
+            warnings.warn(f"overrides: {key}: {', '.join([*kept[0], *kept[1]])}: own value kept", stacklevel=2)

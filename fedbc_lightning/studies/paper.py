@@ -39,7 +39,7 @@ class Paper:
         claims: Conclusions of the paper, which are checked on our runs.
         public: Cells that the authors' public code gives, where it was run, in the form of ``values``.
         other_methods: Algorithms whose name stands for another method in the paper's experiments -> how that differs
-            from ours. Their cells are shown, but do not count for which of our readings is nearest to the paper.
+            from ours. Their cells are shown, and the captions say so.
     """
 
     title: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,9 +97,8 @@ def _check_run(study: Study, run: Run) -> None:
             study.report == "best_on_validation" and not (data.get("init_args") or {}).get("val_fraction", 1),
         "trainer.engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
             trainer["engine"] == "auto",
-        "trainer.num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
-        "trainer.devices: a study gives each run one device, and does several at a time; leave it out":
-            trainer["devices"] not in ("auto", 1, "1", [0]),
+        "trainer.devices, trainer.num_nodes: a study gives each run one device, and does several at a time; leave them "
+        "out": trainer["devices"] not in ("auto", 1, "1", [0]) or trainer["num_nodes"] > 1,
         "trainer.system: null: there is no simulated clock for axis: simulated_seconds; give e.g. {compute: 1.0}":
             study.axis == "simulated_seconds" and not trainer["system"],
         "trainer.eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":
@@ -122,15 +120,15 @@ def check_data_files(study: Study) -> None:
         data = parse(run)["data"]
         # Data sets differ in their class or in their texts, such as paths; numbers say how they are dealt to clients.
         texts = {name: value for name, value in (data.get("init_args") or {}).items() if isinstance(value, str)}
-        key = json.dumps([data["class_path"], texts], sort_keys=True)
-        if key not in seen:
-            seen.add(key)
-            try:
-                data_module = build(run, "partition").datamodule
-                data_module.prepare_data()
-                data_module.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
-            except ConfigurationError as error:
-                missing[str(error).rstrip(".")] = None
+        key = f"{data['class_path']} {texts}"
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            data_module = build(run, "partition").datamodule
+            data_module.prepare_data()
+            data_module.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
+        except ConfigurationError as error:
+            missing[str(error).rstrip(".")] = None
     if missing:
-        found = " | ".join(missing)
-        raise ConfigurationError(f"{found}; docs/data.md says where each data set comes from. No run was begun.")
+        raise ConfigurationError(" | ".join(missing) + "; docs/data.md says where to get it. No run was begun.")

@@ -164,15 +164,16 @@ class Study:
         check_keys("origins", self.origins)
         for name, own in self.algorithms.items():
             check_keys(f"algorithms.{name}", own or {})
-        for place, given in {"overrides": self.overrides, **self.variants}.items():
-            where = f"variants.{place}" if place in self.variants else place
-            check_keys(where, given or {})
-            for key, value in (given or {}).items():
-                is_class = isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
-                is_nested = key in self.algorithms or (key in SECTIONS and not is_class)
+        of_variants = {f"variants.{name}": settings or {} for name, settings in self.variants.items()}
+        for place, settings in {"overrides": self.overrides, **of_variants}.items():
+            check_keys(place, settings)
+            for key, value in settings.items():
+                inner = list(value) if isinstance(value, Mapping) else []
+                is_class = isinstance(value, str) or "class_path" in inner
                 refuse({
-                    f"{where}.{key}: give full keys, e.g. {{{key}.lr: 0.1}}.": is_nested,
-                    f"{where}: the study itself gives {key} to its runs; leave it out.": key in OWN,
+                    f"{place}.{key}: give full keys, e.g. {key}.{inner[0] if inner else 'lr'}.":
+                        key in self.algorithms or (key in SECTIONS and not is_class),
+                    f"{place}: the study itself gives {key} to its runs; leave it out.": key in OWN,
                 })  # fmt: skip
         for key in self.overrides:
             if self.algorithm_of(key) is None:
@@ -201,7 +202,6 @@ class Study:
         """
         metrics, tuning, seeds = self.metrics, self.tuning, self.seed_list
         rungs = [rounds for rounds in tuning.rungs if rounds is not None]
-        above_1 = [value for name, values in self.targets.items() for value in values if is_share(name) and value > 1]
         refuse({
             "algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.": not self.algorithms,
             f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.":
@@ -211,11 +211,13 @@ class Study:
             "metrics: give different names as in metrics.csv, e.g. [accuracy/global].":
                 not metrics or len(set(metrics)) < len(metrics),
             f"axis: {self.axis} is for targets, and none are given.": self.axis != "rounds" and not self.targets,
-            f"targets: got {', '.join(f'{value:g}' for value in above_1)}; give shares, such as 0.9 for 90 %.":
-                bool(above_1),
+            f"targets: got {self.targets}; give shares of accuracies, such as 0.9 for 90 %.":
+                any(value > 1 for name, values in self.targets.items() if is_share(name) for value in values),
             "tuning.seeds: none given; give e.g. [0].": not tuning.seeds,
             f"tuning.max_rounds: got {tuning.max_rounds}; give T, null, or an ascending list such as [25, 100, null].":
                 not tuning.rungs or None in tuning.rungs[:-1] or rungs != sorted(set(rungs)),
+            "tuning.max_rounds: an interval is searched with one T; a list of them is for grids.":
+                len(tuning.rungs) > 1 and any(method.has_interval for method in self.methods),
         })  # fmt: skip
         refuse({
             f"tuning.metric: '{self.tuning_metric}' is not measured on validation data; give e.g. accuracy/val_global.":
@@ -246,10 +248,8 @@ class Study:
             if not all(level in wanted or wanted.isdisjoint(kind) for level, kind in kinds):
                 del self.levels[name], self.variants[name]
         if not self.variants or not self.methods:
-            left = "nothing of the study is left"
-            if self.part:
-                left = f"leaves nothing of {self.part}, which needs {', '.join(sorted(wanted))}"
-            raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
+            part = f"{self.part}, which needs {', '.join(sorted(wanted))}" if self.part else "the study"
+            raise ConfigurationError(f"only: {', '.join(self.only)}: leaves nothing of {part}.")
 
     def as_config(self) -> dict[str, Any]:
         """Return the study as a config of ``compare``, with the algorithms, variants and papers that are left of it."""

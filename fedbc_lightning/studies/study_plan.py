@@ -56,7 +56,8 @@ def _row(study: Study, variant: str, method: Method) -> dict[str, Any]:
     done = sum((has_ended(run.folder) if method.tuned else is_finished(run)) for run in runs)
     plan = plan_run(runs[0])
     trials, rounds = 0, (len(runs) - done) * plan.max_rounds
-    for rung, count in _count_trials(study, method):
+    for rung, num_combinations in rungs(study, method):
+        count = num_combinations * len(study.tuning.seeds)
         settings = study.trial(variant, method, study.tuning.seeds[0], method.first(), rung).settings
         places = study.folder / "tuning" / slug(variant) / slug(method.name)
         ended = min(count, sum(has_ended(note.parent) for note in places.glob(f"*/rung_{rung}/seed_*/{NOTE}")))
@@ -75,16 +76,6 @@ def total_seconds(rows: pd.DataFrame, num_workers: int) -> float:
     """Return the seconds of a study on all workers: an even share of the work, but at least the longest run."""
     longest = rows.loc[rows["rounds"] > 0, "one run"].max()
     return max(rows["seconds"].sum() / num_workers, 0.0 if pd.isna(longest) else longest)
-
-
-def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
-    """Return pairs of a rung and its number of tuning runs, for one algorithm in one variant."""
-    if not method.tuned:
-        return []
-    num_seeds = len(study.tuning.seeds)
-    if any(values.grid is None for values in method.tuned.values()):
-        return [(0, study.tuning.trials * num_seeds)]
-    return [(rung, count * num_seeds) for rung, count in rungs(len(list(method.grid())), len(study.tuning.rungs))]
 
 
 def plan_run(run: Run) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -50,35 +51,31 @@ class StudyProgress:
         self._bar.stop()
 
     def show(self) -> None:
-        """Update the view from the states of the runs."""
-        self._bar.update(self._bar.tasks[0].id, completed=self._done)
-        running = [state for state in self._states if state.status == "running"]
-        lines = [f"{state.run.title} {_rounds(state)}" for state in running]
+        """Update the view from the states of the runs, and print which have ended."""
+        task = self._bar.tasks[0]
+        self._bar.update(task.id, completed=self._done)
+        lines = [f"{state.run.title} {f'round {state.round}/{state.max_rounds}' if state.max_rounds else 'starting'}"
+                 for state in self._states if state.status == "running"]  # fmt: skip
         if self._notebook is not None:
-            share = self._bar.tasks[0].percentage / 100
-            self._notebook.show([*lines, self._summary()], share=share if lines else None)
+            self._notebook.show([*lines, self._summary()], share=task.percentage / 100 if lines else None)
         elif self._console.is_terminal:
-            self._bar.update(self._bar.tasks[0].id, description="\n".join([self._summary(), *lines]))
+            self._bar.update(task.id, description="\n".join([self._summary(), *lines]))
         elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.perf_counter()
             self._say("; ".join([self._summary(), *lines]))
-        self._tell_ends()
+        for state in [state for state in self._open if not state.is_open]:
+            self._open.remove(state)
+            if state.status == "failed":
+                self._say(f"failed: {state.run.title}: {state.error}", style="red")
+            elif self._notebook is None and not self._console.is_terminal:  # else the bar says it
+                self._say(f"{len(self._states) - len(self._open)}/{len(self._states)}  {state.run.title}")
 
     @property
     def _done(self) -> float:
-        return sum(state.share for state in self._states)
-
-    def _tell_ends(self) -> None:
-        """Print the runs that have ended; where there is a bar, it says so of those that did not fail."""
-        ended = [state for state in self._open if not state.is_open]
-        self._open = [state for state in self._open if state.is_open]
-        has_bar = self._console.is_terminal or self._notebook is not None
-        for place, state in enumerate(ended, len(self._states) - len(self._open) - len(ended) + 1):
-            if state.status == "failed":
-                self._say(f"failed: {state.run.title}: {state.error}", style="red")
-            elif not has_bar:
-                took = f"  {state.seconds:.0f} s" if state.seconds else ""  # none if another command has done it
-                self._say(f"{place}/{len(self._states)}  {state.run.title}{took}")
+        """Number of runs that are done; one that is being done counts as the fraction of its rounds."""
+        return sum(
+            min(1.0, state.round / (state.max_rounds or math.inf)) if state.is_open else 1.0 for state in self._states
+        )
 
     def _summary(self) -> str:
         counts, bar = [state.status for state in self._states], self._bar.tasks[0]
@@ -89,8 +86,3 @@ class StudyProgress:
 
     def _say(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _rounds(state: State) -> str:
-    """Return the round that a run has reached."""
-    return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"

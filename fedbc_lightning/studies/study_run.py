@@ -8,7 +8,6 @@ cluster, or commands on several machines that share a disk.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -84,9 +83,7 @@ class Run:
         """Return what identifies the run: its settings and hashes of its configs' texts, but not its folder."""
         texts = {}
         for config in map(find_config, self.configs):
-            name, text = (
-                (config.name, config.read_text(encoding="utf-8")) if isinstance(config, Path) else ("text", config)
-            )
+            name, text = (config.name, config.read_text("utf-8")) if isinstance(config, Path) else ("text", config)
             texts[f"config {name}"] = sha256(text.encode()).hexdigest()[:12]
         settings = {key: as_word(value) for key, value in self.settings.items()}
         return {**texts, "algorithm": self.algorithm, "seed": str(self.seed), **settings}
@@ -99,8 +96,6 @@ def as_word(value: Any) -> str:
         >>> as_word(1e-05), as_word(None), as_word([1, 2]), as_word(True), as_word("a")
         ('1.0e-05', 'null', '[1, 2]', 'true', 'a')
     """
-    if isinstance(value, float) and math.isinf(value):
-        return ".inf" if value > 0 else "-.inf"
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
     return text.removesuffix("...").strip()
 
@@ -149,7 +144,6 @@ class State:
         status: ``waiting``, ``running``, ``finished`` or ``failed``.
         round: Last round that the run has finished.
         max_rounds: T of the run; None until it has begun.
-        seconds: Seconds that the run took in this session.
         error: Reason why the run failed, or None.
     """
 
@@ -157,20 +151,12 @@ class State:
     status: str = "waiting"
     round: int = 0
     max_rounds: int | None = None
-    seconds: float = 0.0
     error: str | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether the run has neither finished nor failed."""
         return self.status not in ("finished", "failed")
-
-    @property
-    def share(self) -> float:
-        """Fraction of the run's rounds that are done, in [0, 1]."""
-        if not self.is_open:
-            return 1.0
-        return min(1.0, self.round / self.max_rounds) if self.max_rounds else 0.0
 
     def look(self, since: float) -> None:
         """Read from the folder how far the run has come.
@@ -180,7 +166,7 @@ class State:
         """
         note, record = read_note(self.run.folder), RunRecord.newest(self.run.folder)
         if note.get("is_finished") and record is not None:
-            self.status, self.seconds = "finished", note["seconds"] if note.get("ended_at", -1) >= since else 0.0
+            self.status = "finished"
         elif note.get("error") and note.get("ended_at", since - 1) >= since:
             self.status, self.error = "failed", note["error"]
         elif note:
@@ -249,15 +235,14 @@ def note_beginning(run: Run, since: float) -> bool:
     return True
 
 
-def note_end(run: Run, *, seconds: float = 0.0, error: str | None = None) -> None:
+def note_end(run: Run, error: str | None = None) -> None:
     """Note that a run has finished, or why it has failed.
 
     Args:
         run: The run.
-        seconds: Seconds that it took.
         error: Reason why it failed, in one sentence; None if it finished.
     """
-    _write(run, is_finished=error is None, error=error, seconds=round(seconds, 3), ended_at=time.time())
+    _write(run, is_finished=error is None, error=error, ended_at=time.time())
 
 
 def note_stop(run: Run) -> None:

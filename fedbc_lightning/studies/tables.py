@@ -10,16 +10,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedbc_lightning.studies.conclusions import Readings, distances, judge, means
-from fedbc_lightning.studies.numbers import (
-    UNITS,
-    Rows,
-    difference_and_interval,
-    is_share,
-    laid_out,
-    mean_and_deviation,
-    number,
-)
+from fedbc_lightning.studies.conclusions import Readings, judge
+from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
@@ -29,12 +21,9 @@ TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
     ">": "$>$", "γ": "$\\gamma$", "λ": "$\\lambda$",
 }  # fmt: skip
-REPORTED = {
-    "last": "last evaluated round",
-    "mean_of_last_tenth": "mean of the evaluated rounds of the last tenth",
-    "best_on_validation": "round with the best {metric} on validation data",
-    "best_on_test": "round with the best {metric} on the test data itself, which flatters every method",
-}
+# What the axes of a study count.
+UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
+         "simulated_seconds": "simulated seconds"}  # fmt: skip
 FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
 
@@ -54,8 +43,7 @@ def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame
     differs = f"difference to {study.reference_name} of the same seed, mean"
     if len(study.seed_list) > 1:
         differs += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
-    reported = REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))
-    ending = "".join(f"; {words}" for words in [*study.fixed, reported]) + cut_short(study)
+    ending = "".join(f"; {words}" for words in [*study.fixed, reported_round(study)]) + cut_short(study)
     for metric in study.metrics:
         ours, differ = summary_rows(study, summary, metric), difference_rows(study, differences, metric)
         what = measured(study, metric)
@@ -82,22 +70,22 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     found = summary[summary["metric"] == metric]
     whole = found[found["num_seeds"] == num_seeds].groupby("variant")["mean"]
     best = whole.min() if study.is_lower_better(metric) else whole.max()
-    cells = {}
+    cells: dict[str, dict[str, str]] = {method.name: {} for method in study.methods}
     for row in found.to_dict("records"):
         text = mean_and_deviation(row, metric, num_seeds)
         is_whole = row["num_seeds"] == num_seeds and len(study.methods) > 1
         is_best = is_whole and row["mean"] == best[row["variant"]]
-        cells[row["variant"], row["algorithm"]] = f"**{text}**" if is_best else text
-    return laid_out([method.name for method in study.methods], study.blocks(), cells)
+        cells[row["algorithm"]][row["variant"]] = f"**{text}**" if is_best else text
+    return layout(study.blocks(), cells)
 
 
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
     """Return a header, then a row per algorithm but the reference with mean difference and interval per variant."""
-    found = differences[differences["metric"] == metric].to_dict("records")
-    cells = {(row["variant"], row["algorithm"]): difference_and_interval(row, metric, len(study.seed_list))
-             for row in found}  # fmt: skip
     others = [method.name for method in study.methods if method.name != study.reference_name]
-    return laid_out(others, study.blocks(), cells)
+    cells: dict[str, dict[str, str]] = {name: {} for name in others}
+    for row in differences[differences["metric"] == metric].to_dict("records"):
+        cells[row["algorithm"]][row["variant"]] = difference_and_interval(row, metric, len(study.seed_list))
+    return layout(study.blocks(), cells)
 
 
 def measured(study: Study, metric: str) -> str:
@@ -107,6 +95,12 @@ def measured(study: Study, metric: str) -> str:
     better = ", lower is better" if study.is_lower_better(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     return f"{metric}{unit}{better}; {over}"
+
+
+def reported_round(study: Study) -> str:
+    """Return the round whose values are reported, in words."""
+    by = f" by {criterion(study.report, study.metrics[0])}" * study.report.startswith("best_on_")
+    return ROUNDS[study.report] + by + ", which flatters every method" * (study.report == "best_on_test")
 
 
 def cut_short(study: Study) -> str:
@@ -119,7 +113,7 @@ def cut_short(study: Study) -> str:
 
 
 def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tuple[str, Rows]]:
-    """Yield the table of our numbers and the paper's, which reading fits the paper, and the table of its claims."""
+    """Yield the table of our numbers and the paper's, and the table of its claims."""
     common = "".join(f"; {level}" for level in study.fixed) + cut_short(study)
     apart = "".join(
         f". {method.name} there is another method than here: {paper.other_methods[method.name].removesuffix('.')}"
@@ -130,9 +124,6 @@ def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tup
     if paper.values and numbers[1:]:  # some of its variants and algorithms are in this part of the study
         text = f"{measured(study, paper.metric)}; ours, read at different rounds, and {paper.title}{common}"
         yield f"{text}; {FLATTERS}{apart}", numbers
-        fits = fit_rows(paper, study, readings)
-        if fits[1:]:
-            yield f"Which of our readings is nearest to {paper.title}, by {paper.metric}{common}", fits
     claims = claim_rows(paper, study, readings)
     if claims[1:]:
         text = (
@@ -148,44 +139,26 @@ def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 
     A row of what the authors' public code gives comes last, where it was run.
     """
-    cells, names = dict[tuple[str, str], str](), list[str]()
-    for report, results in readings.items():
-        for row in summarise(results, [paper.metric]).to_dict("records"):
-            text = mean_and_deviation(row, paper.metric, len(study.seed_list))
-            cells[row["variant"], f"{row['algorithm']}, {ROUNDS[report]}"] = text
-    for method in study.methods:
-        if method.name not in paper.algorithms:
-            continue
-        printed = {"paper": paper.values, **({"public code": paper.public} if method.name in paper.public else {})}
-        names += [f"{method.name}, {what}" for what in [*(ROUNDS[report] for report in readings), *printed]]
+    cells: dict[str, dict[str, str]] = {}
+    for name in (method.name for method in study.methods if method.name in paper.algorithms):
+        for report, results in readings.items():
+            ours = summarise(results[results["algorithm"] == name], [paper.metric]).to_dict("records")
+            cells[f"{name}, {ROUNDS[report]}"] = {
+                row["variant"]: mean_and_deviation(row, paper.metric, len(study.seed_list)) for row in ours
+            }
+        printed = {"paper": paper.values, **({"public code": paper.public} if name in paper.public else {})}
         for what, values in printed.items():
-            for variant, levels in study.levels.items():
-                cells[variant, f"{method.name}, {what}"] = paper.cell(method.name, levels, values) or "-"
-    return laid_out(names, study.blocks(paper.only), cells)
-
-
-def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
-    """Return a header, then a row per reading: how far our means lie from the paper's.
-
-    Only cells count for which the paper has a number and all readings have one, and whose algorithm is the same method
-    in the paper; there is no row without such a cell.
-    """
-    found = distances(paper, study, means(paper, readings))
-    found = found[~found.index.isin(list(paper.other_methods), level="algorithm")]
-    # Papers round to two digits, so two readings may be equally near: a tie counts for each.
-    nearest = found.eq(found.min(axis=1), axis=0).sum()
-    rows = [["", "nearest to the paper in", "mean distance"]]
-    for report in found if len(found) else ():
-        cells = f"{nearest[report]} of {len(found)} cells"
-        rows.append([ROUNDS[report], cells, number(found[report].mean(), paper.metric)])
-    return rows
+            cells[f"{name}, {what}"] = {variant: paper.cell(name, levels, values) or "-"
+                                        for variant, levels in study.levels.items()}  # fmt: skip
+    return layout(study.blocks(paper.only), cells)
 
 
 def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     """Return a header, then a row per claimed pair and reading that says whether the claim holds."""
-    found = judge(paper, study, readings)
-    cells = {(one.variant, one.title): f"{one.said}: {one.difference}" for one in found}
-    return laid_out(dict.fromkeys(one.title for one in found), study.blocks(paper.only), cells)
+    cells: dict[str, dict[str, str]] = {}
+    for one in judge(paper, study, readings):
+        cells.setdefault(one.title, {})[one.variant] = f"{one.said}: {one.difference}"
+    return layout(study.blocks(paper.only), cells)
 
 
 # what results cost
@@ -256,12 +229,9 @@ def markdown(
     """Return a Markdown document with the findings, then the tables under their captions, then the notes."""
     lines = [f"# {title}", "", *(f"- {finding}" for finding in findings), *[""] * bool(findings)]
     for text, rows in parts:
-        header, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-        lines += [text, "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-        lines += [f"| {' | '.join(row)} |" for row in body]
-        lines.append("")
-    lines += [f"- {note}" for note in notes]
-    return "\n".join(lines).rstrip() + "\n"
+        header, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        lines += [text, "", header, f"|{'---|' * len(rows[0])}", *body, ""]
+    return "\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 
 def latex(parts: Iterable[tuple[str, Rows]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -42,11 +41,13 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     methods = {method.name: method for method in study.methods if method.tuned}
     if not methods:
         return {}
-    places = [(variant, name) for variant in study.variants for name in methods]
-    searches = {place: _search(study, methods[place[1]]) for place in places}
+    searches = {
+        (variant, name): (optuna_search if method.has_interval else grid_search)(study, method)
+        for variant in study.variants for name, method in methods.items()
+    }  # fmt: skip
     asked = {place: next(search) for place, search in searches.items()}
     chosen: dict[tuple[str, str], Values] = {}
-    tried: dict[tuple[str, str], list[dict[str, Any]]] = {place: [] for place in places}
+    tried: dict[tuple[str, str], list[dict[str, Any]]] = {place: [] for place in searches}
     # All searches advance in step: a batch of one algorithm alone would leave workers idle at the end of each rung.
     while asked:
         runs = {
@@ -69,17 +70,8 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     rows = [{"variant": variant, "algorithm": name, **row, "chosen": row.items() >= chosen[variant, name].items()}
             for (variant, name), found in tried.items() for row in found]  # fmt: skip
     with study.locked():
-        write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
+        write_text(study.results_folder / "tuning.csv", pd.DataFrame(rows).to_csv(index=False))
     return chosen
-
-
-def write_tried(path: Path, tried: pd.DataFrame) -> None:
-    """Write ``tuning.csv``: rows of other parts of the study that are there already, then those tried now."""
-    if path.is_file() and path.stat().st_size:
-        keys, known = ["variant", "algorithm"], pd.read_csv(path, dtype=str, keep_default_na=False)  # names may be "5"
-        is_other = ~known.set_index(keys).index.isin(tried.set_index(keys).index)
-        tried = pd.concat([known[is_other], tried]) if is_other.any() else tried
-    write_text(path, tried.to_csv(index=False))
 
 
 def _score(states: Iterable[State], metric: str) -> float:
@@ -92,29 +84,18 @@ def _score(states: Iterable[State], metric: str) -> float:
     return sum(values) / len(values)
 
 
-def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
-    """Return pairs of a rung and its number of combinations; where few are left, the last rung follows at once.
-
-    Example:
-        >>> rungs(30, 3), rungs(5, 3), rungs(2, 3), rungs(30, 1)
-        ([(0, 30), (1, 10), (2, 4)], [(0, 5), (2, 2)], [(2, 2)], [(0, 30)])
-    """
-    found = []
-    for rung in range(num_rungs):
-        is_last = count <= KEPT or rung == num_rungs - 1
-        found.append((num_rungs - 1 if is_last else rung, count))
-        if is_last:
-            break
+def rungs(study: Study, method: Method) -> list[tuple[int, int]]:
+    """Return pairs of a rung and its number of combinations; where few are left, the last rung follows at once."""
+    if not method.tuned:
+        return []
+    if method.has_interval:
+        return [(0, study.tuning.trials)]
+    last, count = len(study.tuning.rungs) - 1, len(list(method.grid()))
+    found: list[tuple[int, int]] = []
+    while not found or found[-1][0] < last:
+        found.append((last if count <= KEPT else len(found), count))
         count = -(-count // KEPT)
     return found
-
-
-def _search(study: Study, method: Method) -> Search:
-    if all(values.grid is not None for values in method.tuned.values()):
-        return grid_search(study, method)
-    if len(study.tuning.rungs) > 1:
-        raise ConfigurationError("tuning.max_rounds: an interval is searched with one T; a list of them is for grids.")
-    return optuna_search(study, method)
 
 
 def _ranked(study: Study, method: Method, tried: Iterable[tuple[Values, float]]) -> list[Values]:
@@ -141,7 +122,7 @@ def grid_search(study: Study, method: Method) -> Search:
         third in place of a half, as in Hyperband.
     """
     best = list(method.grid())
-    for rung, count in rungs(len(best), len(study.tuning.rungs)):
+    for rung, count in rungs(study, method):
         batch = best[:count]
         scores = yield rung, batch
         best = _ranked(study, method, zip(batch, scores, strict=True))
@@ -168,10 +149,10 @@ def optuna_search(study: Study, method: Method) -> Search:
         trials = [search.ask() for _ in range(min(AT_ONCE, study.tuning.trials - len(tried)))]
         batch = [{key: _suggest(trial, key, wanted) for key, wanted in method.tuned.items()} for trial in trials]
         scores = yield 0, batch
-        for trial, score in zip(trials, scores, strict=True):
-            is_failed = math.isnan(score)
-            search.tell(trial, None if is_failed else score, state=optuna.trial.TrialState.FAIL if is_failed else None)
-        tried += zip(batch, scores, strict=True)
+        for trial, values, score in zip(trials, batch, scores, strict=True):
+            state = optuna.trial.TrialState.FAIL if math.isnan(score) else None
+            search.tell(trial, None if state else score, state)
+            tried.append((values, score))
     return _ranked(study, method, tried)[0]
 
 

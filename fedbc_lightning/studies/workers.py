@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -38,9 +38,6 @@ from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, note_stop
 from fedbc_lightning.studies.tuning import tune
-
-if TYPE_CHECKING:  # an extra
-    import submitit
 
 # Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -138,12 +135,11 @@ class Workers:
 
     Args:
         study: The study.
-        count: Largest number of processes. With GPUs, process k is given GPU k modulo their number.
         since: Seconds since the epoch; a run that failed from then on is not tried again.
     """
 
-    def __init__(self, study: Study, count: int, since: float) -> None:
-        self._study, self._count, self._since = study, count, since
+    def __init__(self, study: Study, since: float) -> None:
+        self._study, self._count, self._since = study, study.num_workers, since
         self._processes: dict[int, BaseProcess] = {}
         self._num_deaths = 0
 
@@ -165,9 +161,8 @@ class Workers:
         """Start processes as long as there may be more of them; return why there will be none, or None."""
         for place in range(min(self._count, len(states))):
             process = self._processes.get(place)
-            if process is not None and process.exitcode:
-                self._num_deaths += 1
             if process is None or process.exitcode:
+                self._num_deaths += process is not None
                 self._processes[place] = self._start(place)
         # Deaths in a run are counted in its note; beyond these, workers die before they begin one.
         if self._num_deaths > MAX_LOSSES * len(states) + self._count:
@@ -176,7 +171,7 @@ class Workers:
         return "no process is left that does it" if is_over else None
 
     def _start(self, place: int) -> BaseProcess:
-        num_gpus = torch.cuda.device_count()
+        num_gpus = torch.cuda.device_count()  # process k is given GPU k modulo their number
         device = place % num_gpus if num_gpus else None
         context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
         process = context.Process(target=work, args=(self._study, self._since, device), daemon=True)
@@ -204,8 +199,6 @@ def work(study: Study, since: float, device: int | None) -> None:
     if device is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # device counts within these, if the user has set them
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     torch.set_num_threads(study.threads)
 
     def do_free_runs(states: Sequence[State]) -> None:
@@ -243,12 +236,11 @@ def do_if_free(run: Run, since: float) -> None:
         state.look(since)
         if not state.is_open or not note_beginning(run, since):
             return
-        started = time.perf_counter()
         error = _error_of(_words(run), run.folder / "log.txt")
         if error == STOPPED:
             note_stop(run)
             sys.exit(1)
-        note_end(run, seconds=time.perf_counter() - started, error=error)
+        note_end(run, error)
 
 
 def _words(run: Run) -> list[str]:
@@ -302,9 +294,8 @@ class Share:
 
     def __call__(self) -> None:
         """Do runs as long as there are some."""
-        study = self.study
-        with Workers(study, study.num_workers, self.since) as workers:
-            StudyRuns(study, Console(), self.since).do(workers.advance)
+        with Workers(self.study, self.since) as workers:
+            StudyRuns(self.study, Console(), self.since).do(workers.advance)
 
     def checkpoint(self) -> Any:
         """Return what submitit requeues when the job is preempted or its time is up; runs go on from ``last.ckpt``."""
@@ -329,7 +320,7 @@ class Jobs:
         self._study, self._console, self._since = study, console, since
         self._folder = study.folder.resolve() / FOLDER
         self._asked = json.dumps([study.part, study.as_config()], default=str)
-        self._jobs: Sequence[submitit.Job[Any]] = []
+        self._jobs: Sequence[Any] = []  # of submitit, which is an extra
         try:
             import submitit
 
@@ -384,7 +375,7 @@ class Jobs:
             return f"no job is left that does it; see the files in {self._folder}/"
         return None
 
-    def _alive(self) -> Sequence[submitit.Job[Any]]:
+    def _alive(self) -> Sequence[Any]:
         """Return the jobs that were submitted before, if one of them waits or runs."""
         import submitit
 
@@ -393,5 +384,5 @@ class Jobs:
         if record.get("study") != self._asked:  # these do other runs
             return []
         kind = submitit.SlurmJob if self._study.backend == "slurm" else submitit.LocalJob
-        jobs: list[submitit.Job[Any]] = [kind(self._folder, name) for name in record["jobs"]]
+        jobs: list[Any] = [kind(self._folder, name) for name in record["jobs"]]
         return [] if all(job.done() for job in jobs) else jobs

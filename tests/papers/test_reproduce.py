@@ -113,7 +113,7 @@ def test_missing_files_are_named_before_any_run(project, capfd):
     assert run_cli("reproduce", "table9") == 1
     said = capfd.readouterr().err
     assert said.startswith("fedbc-cli: error: data.path='data/shakespeare.txt': no such file; expected plain text")
-    assert said.endswith("; docs/data.md says where each data set comes from. No run was begun.\n")
+    assert said.endswith("; docs/data.md says where to get it. No run was begun.\n")
     assert len(said.splitlines()) == 1
     assert not Path("runs").exists()
     assert not Path("studies").exists()

@@ -174,7 +174,7 @@ def test_a_study_has_the_numbers_of_compare(read):
     for row in compared:
         assert row in here
     assert page.items.index(next(item for item in page.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
-    findings = [line[2:] for line in lines if line.startswith("- By accuracy/global, ")]
+    findings = [line[2:] for line in lines if line.startswith("- By accuracy/global in % points")]
     assert len(findings) == 2
     assert set(findings) < set(page.items)
     # names are text and nothing else
@@ -193,6 +193,7 @@ def test_scripts_of_the_docs_print_the_numbers_of_a_study(made, capfd):
     results = pd.read_csv("studies/study/results.csv")
     mean = results[(results["algorithm"] == "FedBC") & (results["variant"] == "E = 1")][ACCURACY].mean()
     assert re.search(rf"^\| FedBC \| {100 * mean:.2f}, [\d.]+, [\d.]+ \(99\.50\) \|", said, re.MULTILINE)
+    assert re.search(r"^\| last round \| \d of \d cells \| [\d.]+ \|$", said, re.MULTILINE)
     assert re.search(r"^FedAvg .* [01] of 1$", said, re.MULTILINE)
     assert re.search(r"^All +(\d+ +)+6$", said, re.MULTILINE), "two claims at three readings"
     runpy.run_path(str(DOCS / "make_fedbc.py"))["show"](Path("studies/study/runs/E_=_1"))

@@ -27,7 +27,6 @@ from fedbc_lightning.studies.statistics import reported_rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import LOST, State, is_finished, note_beginning, note_end
-from fedbc_lightning.studies.tuning import write_tried
 
 ACCURACY = "accuracy/global"
 LOSS = "loss/global"
@@ -116,14 +115,6 @@ def check_means_in_tensorboard(folder, finals):
     events.Reload()
     accuracies = np.array([of_seed["FedBC"] for of_seed in finals])
     assert events.Scalars(ACCURACY)[-1].value == pytest.approx(accuracies.mean(), abs=1e-6)
-    for border, sign in (("mean - std", -1), ("mean + std", 1)):
-        found = events.Scalars(f"with_deviation/{ACCURACY} {border}")[-1]
-        assert (found.step, found.value) == (
-            2,
-            pytest.approx(accuracies.mean() + sign * accuracies.std(ddof=1), abs=1e-6),
-        )
-    assert events.Scalars(f"reported/{ACCURACY}")[0].value == pytest.approx(accuracies.mean(), abs=1e-6)
-    assert "custom_scalars__config__" in events.Tags()["tensors"]
 
 
 def test_a_study(project, compare):
@@ -184,18 +175,6 @@ def test_failures_are_told_and_stop_nothing(project, compare):
     assert "became NaN" in table.loc[("bad", 0), "error"]
     log = project / "studies/bad/runs/all/bad/seed_0/log.txt"
     assert log.read_text().startswith("$ fedbc-cli fit --config tiny.yaml")
-
-
-def test_what_other_parts_of_a_study_have_tried_is_kept(tmp_path):
-    def table(name, scores):
-        return pd.DataFrame({"variant": "all", "algorithm": name, "model.lr": [0.1, 0.01], ACCURACY: scores})
-
-    path = tmp_path / "tuning.csv"
-    path.touch()  # as an earlier version may have left it when it was killed
-    for name, scores in (("5", [0.5, 0.6]), ("None", [0.7, 0.8]), ("5", [0.9, 0.4])):
-        write_tried(path, table(name, scores))
-    both = pd.concat([table("None", [0.7, 0.8]), table("5", [0.9, 0.4])])
-    pd.testing.assert_frame_equal(pd.read_csv(path, keep_default_na=False), both.reset_index(drop=True))
 
 
 def checkpoints(folder):
@@ -283,8 +262,8 @@ def test_the_reported_round(project, monkeypatch):
                 assert row[ACCURACY] == metrics[ACCURACY][row["round"]]
         assert len(list((study.folder / "tensorboard").rglob("events.*"))) == 1  # of one method
         said = (study.folder / "table.md").read_text()
-        assert ("test data itself" in said) == (report == "best_on_test")
-        assert ("mean of the evaluated rounds of the last tenth" in said) == (report == "mean_of_last_tenth")
+        assert ("best round on test data by" in said) == (report == "best_on_test")
+        assert ("; mean of last tenth" in said) == (report == "mean_of_last_tenth")
     metrics.loc[11, LOSS] = None  # evaluated, and not a number: the mean is none either
     metrics.to_csv(Path(row["folder"]) / "metrics.csv")
     states = [State(replace(state.run), state.status) for state in comparison.states]  # records are read once

@@ -27,15 +27,13 @@ def rows_of(table, study, **readings):
 
 def test_numbers_stand_beside_ours_and_claims_are_judged_by_paired_intervals():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
-    (caption, numbers), (which, distances), (said, claims), *_ = rows_of(table, make())
+    (caption, numbers), (said, claims), *_ = rows_of(table, make())
     assert "ours, read at different rounds, and Paper, Table 1" in caption
     assert numbers[1:] == [
         ["a, last round", "75.00 ± 5.00"], ["a, paper", "83.61 ± 0.43"],
         ["b, last round", "80.33 ± 4.51"], ["b, paper", "87.83"],
         ["c, last round", "76.67 ± 15.28"], ["c, paper", "-"],
     ]  # fmt: skip
-    assert "nearest to Paper, Table 1" in which
-    assert distances[1:] == [["last round", "2 of 2 cells", "8.05"]]
     assert "95 % interval of the paired difference" in said
     assert claims[1] == ["b better than a, last round", "holds: +5.33 [+3.90, +6.77] (paper +4.22)"]
     assert claims[2][0] == "b better than c, last round"
@@ -43,14 +41,13 @@ def test_numbers_stand_beside_ours_and_claims_are_judged_by_paired_intervals():
     assert "paper" not in claims[2][1]
 
 
-def test_another_method_of_the_same_name_is_said_to_be_one_and_fits_nothing():
+def test_another_method_of_the_same_name_is_said_to_be_one():
     paper = Paper("P", METRIC, values=VALUES, claims=[Claim("b", ["a"])], other_methods={"a": "it starts from zero"})
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
-    (caption, numbers), (_, distances), (said, claims), *_ = rows_of(table, make(papers={"p": paper}))
+    (caption, numbers), (said, claims), *_ = rows_of(table, make(papers={"p": paper}))
     assert caption.endswith(". a there is another method than here: it starts from zero")
     assert said.endswith("is open else. a there is another method than here: it starts from zero")
     assert numbers[2] == ["a, paper", "83.61 ± 0.43"]
-    assert distances[1:] == [["last round", "1 of 1 cells", "7.50"]]
     assert claims[1][1].startswith("holds")
     without = make(papers={"p": paper}, only=["b", "c"], reference="b")
     assert "another method" not in rows_of(table[table["algorithm"] != "a"], without)[0][0]
@@ -58,10 +55,10 @@ def test_another_method_of_the_same_name_is_said_to_be_one_and_fits_nothing():
 
 def test_a_claim_that_fails_and_one_of_a_single_seed():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.70, 0.61, 0.65], "c": [0.1, 0.1, 0.1]})
-    assert rows_of(table, make())[2][1][1][1].startswith("fails: −9.67 [")
+    assert rows_of(table, make())[1][1][1][1].startswith("fails: −9.67 [")
     single = results({"a": [0.8], "b": [0.9], "c": [0.1]})
-    assert rows_of(single, make(seeds=1))[2][1][1][1] == "open: +10.00 (paper +4.22)"
-    assert rows_of(single, make())[2][1][1][1] == "open: +10.00 (1 of 3 pairs) (paper +4.22)"
+    assert rows_of(single, make(seeds=1))[1][1][1][1] == "open: +10.00 (paper +4.22)"
+    assert rows_of(single, make())[1][1][1][1] == "open: +10.00 (1 of 3 pairs) (paper +4.22)"
 
 
 def test_a_metric_that_should_be_small():
@@ -117,7 +114,7 @@ def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
         results({"a": [0.70, 0.71], "b": [0.80, 0.81]}).assign(variant=name)
         for name in ("C = 1, e = 1.1", "C = 2, e = 1.2")
     ]
-    (_, numbers), (_, distances), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
+    (_, numbers), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
     assert numbers == [
         ["", "e = 1.1", "e = 1.2", "e = 1.3"],
         ["C = 1: a, last round", "70.50 ± 0.71", "-", "-"],
@@ -129,7 +126,6 @@ def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
         ["C = 2: b, last round", "-", "80.50 ± 0.71", "-"],
         ["C = 2: b, paper", "-", "-", "-"],
     ]
-    assert distances[1:] == [["last round", "2 of 2 cells", "0.50"]]
     assert claims[1:] == [
         ["C = 1: b better than a, last round", "-", "-", "-"],
         ["C = 2: b better than a, last round", "-", "holds: +10.00 [+10.00, +10.00]", "-"],
@@ -145,7 +141,7 @@ def test_a_table_of_a_part_of_the_study():
     }
     study = make(factors=FACTORS, papers=papers, seeds=1)
     table = results({"a": [0.70], "b": [0.80], "c": [0.5]}).assign(variant="C = 2, e = 1.1")
-    (caption, numbers), _, (whole, _), _ = rows_of(table, study)
+    (caption, numbers), (whole, _), _ = rows_of(table, study)
     assert "and P;" in caption  # and none of Q, which shows no algorithm
     assert numbers[1:] == [
         ["a, last round", "70.00", "-", "-"], ["a, paper", "70.00", "-", "-"],
@@ -153,24 +149,20 @@ def test_a_table_of_a_part_of_the_study():
     ]  # fmt: skip
     assert "C = 2" not in whole
     study.narrow(["C = 2", "e = 1.1"])
-    (caption, numbers), _, (whole, plain), _ = rows_of(table, study)
+    (caption, numbers), (whole, plain), _ = rows_of(table, study)
     assert numbers[0] == ["", "e = 1.1"]
     assert [row[1] for row in numbers[1:]] == ["70.00", "70.00", "80.00", "-"]
-    assert whole == f"{METRIC} in %; seed 0; C = 2; last evaluated round"
+    assert whole == f"{METRIC} in %; seed 0; C = 2; last round"
     assert plain[1] == ["a", "70.00"]
 
 
 def test_readings_of_other_rounds_stand_beside_the_papers_numbers_and_are_judged_one_by_one():
     last = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
     best = results({"a": [0.84, 0.83, 0.84], "b": [0.81, 0.80, 0.82], "c": [0.90, 0.90, 0.90]})
-    (caption, numbers), (_, distances), (_, claims), *_ = rows_of(last, make(), best_on_test=best)
+    (caption, numbers), (_, claims), *_ = rows_of(last, make(), best_on_test=best)
     assert "the best round is chosen on the test data, which flatters every method" in caption
     assert [row[0] for row in numbers[1:4]] == ["a, last round", "a, best round on test data", "a, paper"]
     assert numbers[2][1] == "83.67 ± 0.58"
-    # a: 75.00 and 83.67 beside 83.61; b: 80.33 and 81.00 beside 87.83
-    assert distances[1:] == [
-        ["last round", "0 of 2 cells", "8.05"], ["best round on test data", "2 of 2 cells", "3.44"]
-    ]  # fmt: skip
     assert [row[1].partition(":")[0] for row in claims[1:3]] == ["holds", "fails"]
 
 

@@ -96,7 +96,10 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"variants": {"a b": {}, "a?b": {}}}, "variants: 'a b' and 'a.b' would share a folder"),
         ({"factors": FACTORS, "variants": {"a": {}}}, "variants: given beside factors"),
         ({"factors": [*FACTORS, {"n = 3": {"data.e": 3}}]}, "factors: two levels of 'C = 1, .*n = 3' set data.e"),
-        ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "nothing of the study is left"),
+        (
+            {"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]},
+            "only: C = 1, C = 2, e = 1.1: leaves nothing of the study",
+        ),
         ({"variants": {5: {}}}, "variants: the name 5 is no text; quote it"),
         ({"tuning": Tuning(max_rounds=[25, 5, None])}, "tuning.max_rounds: got .25, 5, None.; give T"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
