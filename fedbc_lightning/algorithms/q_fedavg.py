@@ -68,7 +68,7 @@ class QFedAvg(FederatedAlgorithm):
 
     def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError if ``lipschitz`` is missing and the optimizer has several parameter groups."""
-        if self.lipschitz is None and len(engine.layout.group_slices) > 1:
+        if self.lipschitz is None and len(engine.layout.group_parts) > 1:
             raise ConfigurationError(
                 "algorithm.lipschitz: the model's optimizer has several parameter groups, so 1/η is not one number; "
                 "give it."

@@ -265,7 +265,7 @@ class ClientRun(ABC):
 
     def _mean_rates(self) -> tuple[float, ...]:
         if not self.num_updates:
-            return (0.0,) * len(self.layout.group_slices)
+            return (0.0,) * len(self.layout.group_parts)
         if len(self._updates_by_rate) == 1:
             return next(iter(self._updates_by_rate))
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]

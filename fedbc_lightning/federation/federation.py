@@ -184,7 +184,21 @@ class Federation:
             server.round = present
 
     def _bytes_of_client(self) -> tuple[int, int]:
-        return results.bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server, self.channel)
+        """Return the bytes that each client receives in the server's round, and those that a message of it has."""
+        algorithm, parts, size = self.algorithm, self.server_parts, self.server.z.element_size()
+        num_parameters = self.layout.num_parameters
+        buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
+        exchanges = 0
+        if not algorithm.trains_pooled:
+            exchanges = methods.checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(self.server))
+        first_down, first_up = self.channel.bytes(num_parameters, size)
+        more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
+        more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
+        # Only the first vector passes the channel's codes, and it comes with the buffers; the others of a method
+        # (SCAFFOLD's c) travel as they are.
+        down = exchanges * (first_down + (more_down * num_parameters + buffers) * size)
+        up = exchanges * (first_up + (more_up * num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+        return down, up
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.

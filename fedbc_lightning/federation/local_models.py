@@ -151,7 +151,7 @@ class LocalModels:
             return None
 
         def weights(of: Sequence[int]) -> Tensor:
-            rows = clients.staged_vectors(LOCAL_MODEL, of)[:, : self._layout.num_parameters].contiguous()
-            return torch.cat([rows, clients.staged_vectors(KEPT, of)], dim=1) if self._keeps_parameters else rows
+            rows = clients.gather(LOCAL_MODEL, of, staged=True)[:, : self._layout.num_parameters].contiguous()
+            return torch.cat([rows, clients.gather(KEPT, of, staged=True)], dim=1) if self._keeps_parameters else rows
 
         return weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,11 +17,9 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
-from fedbc_lightning.federation.channel import Channel
 from fedbc_lightning.federation.participation import Participants
-from fedbc_lightning.federation.user_methods import checked_count
-from fedbc_lightning.server import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ParameterLayout, ServerState, WrittenParametersError
+from fedbc_lightning.server import Sums
+from fedbc_lightning.state import ClientStore, ServerState, WrittenParametersError
 
 log = logging.getLogger(__name__)
 
@@ -136,34 +133,6 @@ def record_missing(server: ServerState, participants: Participants, num_samples:
 def _row(client: int, num_samples: np.ndarray, status: str) -> dict[str, Any]:
     size = int(num_samples[client])
     return {"client": client, "num_samples": size, "num_steps": 0, "status": status, "weight": 0.0}
-
-
-def bytes_of_client(
-    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], layout: ParameterLayout, server: ServerState,
-    channel: Channel,
-) -> tuple[int, int]:  # fmt: skip
-    """Count the bytes that each client receives in the server's round, and those that it sends if it sends anything.
-
-    Args:
-        algorithm: The method, which says how many vectors and scalars travel.
-        parts: Its server parts, which may let further vectors travel.
-        layout: The sizes of a vector and of the buffers.
-        server: It gives the round, the number format of z, and whether buffers travel.
-        channel: It tells the bytes of z and of a client's update; all else travels as it is.
-    """
-    size = server.z.element_size()
-    buffers = layout.num_buffers if server.buffer_policy == "average" else 0
-    exchanges = 0
-    if not algorithm.trains_pooled:
-        exchanges = checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(server))
-    first_down, first_up = channel.bytes(layout.num_parameters, size)
-    more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
-    more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
-    # Only the first vector passes the channel's codes, and it comes with the buffers; the others of a method
-    # (SCAFFOLD's c) travel as they are.
-    down = exchanges * (first_down + (more_down * layout.num_parameters + buffers) * size)
-    up = exchanges * (first_up + (more_up * layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
-    return down, up
 
 
 def record_bytes(server: ServerState, algorithm: FederatedAlgorithm, down: int, up: int) -> None:

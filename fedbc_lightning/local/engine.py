@@ -72,7 +72,7 @@ class Engine(Protocol):
     ) -> None:  # fmt: skip
         """Train the cohort from ``start``, by default local training or by a solver's own steps.
 
-        This fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and
+        This fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``losses``, ``valid`` and
         records. A second call trains the same clients once more, and its results replace those of the first.
 
         Args:

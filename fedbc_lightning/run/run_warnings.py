@@ -83,28 +83,17 @@ def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
         rows: Rows of ``metrics.csv`` as texts by name; an empty text is a metric that the round does not have.
     """
     # A loss that only grew proves nothing: other clients were sampled, or the model overfits.
-    losses: dict[str, list[tuple[int, float]]] = {}
+    since: dict[str, int] = {}  # the first round from which on a loss is not finite
     for name in rows[0] if rows else []:
         found = measured(name)
         if name == TRAIN_LOSS or (found is not None and found.place == "global" and is_lower_better(name)):
-            losses[name] = [(int(row["round"]), float(row[name])) for row in rows if row[name]]
-    since = {name: _not_finite_since(values) for name, values in losses.items() if values}
-    lost = [round for round in since.values() if round is not None]
-    if not lost:
+            for row in reversed([row for row in rows if row[name]]):
+                if math.isfinite(float(row[name])):
+                    break
+                since[name] = int(row["round"])
+    if not since:
         return None
-    shown = [name for name in since if name in (TRAIN_LOSS, "loss/global") or since[name] is not None]
-    ends = [f"{name} from {losses[name][0][1]:.4g} to {losses[name][-1][1]:.4g}" for name in shown]
     return (
-        f"The loss is not finite from round {min(lost)} on: {', '.join(ends)}. Try a smaller learning rate or "
-        "server step, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
+        f"The loss is not finite from round {min(since.values())} on ({', '.join(since)}). Try a smaller learning rate "
+        "or server step, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
     )
-
-
-def _not_finite_since(values: list[tuple[int, float]]) -> int | None:
-    """Return the first round from which on no value is finite; None if the last value is."""
-    since = None
-    for round, value in reversed(values):
-        if math.isfinite(value):
-            break
-        since = round
-    return since

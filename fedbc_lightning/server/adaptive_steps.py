@@ -109,7 +109,7 @@ class FrankWolfe(ServerOptimizer):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Record the clients' mean loss over batches."""
-        for record, loss in zip(cohort.records, cohort.batch_loss.tolist(), strict=True):
+        for record, loss in zip(cohort.records, cohort.losses, strict=True):
             if math.isfinite(loss):
                 record["batch_loss"] = loss
 

@@ -107,7 +107,7 @@ class SmoothedAverage(ServerCallback):
         """Stage z and the buffers."""
         of_all = self.over == "all"
         # Over all N, the w_i of clients who were not sampled are those of their last rounds (Algorithm 1, line 12).
-        models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
+        models = clients.gather("local_model", staged=True).to(server.z.device) if of_all else sums.rows("model")
         z = smoothed_center(models[:, : server.z.numel()], self.bound)
         server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))
         num_valid = len(server.valid_records)

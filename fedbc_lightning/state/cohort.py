@@ -146,7 +146,8 @@ class Cohort:
         # Read once per cohort: a row may lie in a file, or on another device.
         if name not in self._state:
             check_declared(f"cohort['{name}']", name, self._store.names)
-            self._state[name] = self._store.gather(name, self.ids, self._device)
+            rows = self._store.gather(name, self.ids)
+            self._state[name] = rows if name in self._store.scalar_names else rows.to(self._device)
         return self._state[name]
 
     def __contains__(self, name: object) -> bool:
@@ -190,11 +191,6 @@ class Cohort:
     def num_steps(self) -> Tensor:
         """Number of optimizer steps of each client, K_i; (K,) float64."""
         return torch.tensor(self.steps, dtype=torch.float64)
-
-    @property
-    def batch_loss(self) -> Tensor:
-        """The :attr:`losses` as a tensor (K,) float64."""
-        return torch.tensor(self.losses, dtype=torch.float64)
 
     @property
     def is_all_valid(self) -> bool:

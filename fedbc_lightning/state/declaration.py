@@ -335,10 +335,9 @@ class ClientStore:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
         return self._storage[name].row_shape(name)
 
-    def gather(self, name: str, ids: list[int], device: torch.device) -> Tensor:
-        """Return the committed state of K clients: a scalar as (K,) float64 on the CPU, a vector as (K, ...)."""
-        rows = self._storage[name].gather(name, ids)
-        return rows if name in self._scalars.starts else rows.to(device)
+    def gather(self, name: str, ids: Sequence[int] | None = None, *, staged: bool = False) -> Tensor:
+        """Return a copy of the state of K clients, None: of all N: a scalar (K,) float64, a vector (K, ...)."""
+        return self._storage[name].gather(name, range(self.num_clients) if ids is None else ids, staged=staged)
 
     def as_kept(self, name: str, values: Tensor) -> Tensor:
         """Round values as the store does (vectors may be kept in a smaller dtype); the result has their dtype."""
@@ -367,10 +366,6 @@ class ClientStore:
         """Stage the values that another rank exported."""
         for storage, rows in zip(self._storages, staged, strict=True):
             storage.import_staged(rows)
-
-    def staged_vectors(self, name: str, clients: Sequence[int] | None = None) -> Tensor:
-        """Return copies of K clients' rows (K, ...) as the next round will see them, on the CPU; None: of all N."""
-        return self._storage[name].gather(name, range(self.num_clients) if clients is None else clients, staged=True)
 
     def commit(self) -> None:
         """Make the staged values the current ones."""

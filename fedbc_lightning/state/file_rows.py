@@ -339,22 +339,21 @@ class FileRows(RowStorage):
             for slots in self._live.values():
                 slots[slots > 0] = 1
         fabric.barrier()
-        known = fabric.broadcast(RowFile(path, self._layout).id if fabric.is_global_zero else None)
         try:
             self._file, problem = RowFile(path, self._layout, is_writable=True), ""
         except ConfigurationError as error:
             problem = str(error)
-        if not problem and self._file is not None and self._file.id != known:
-            problem = "there is another file of that name"
-        for rank, found in enumerate(gather_objects(fabric, problem)):
-            if found:
+        seen = gather_objects(fabric, (problem, "" if problem else self._file and self._file.id))
+        for rank, (problem, file_id) in enumerate(seen):
+            if problem or file_id != seen[0][1]:
                 raise ConfigurationError(
-                    f"trainer.default_root_dir: all processes share '{path}', but process {rank} does not see the "
-                    f"file of process 0 ({found}); choose a folder that all nodes share."
+                    f"trainer.default_root_dir: all processes share '{path}', but process {rank} does not see the file "
+                    f"of process 0 ({problem or 'there is another file of that name'}); choose a folder that all nodes "
+                    "share."
                 )
         self._has_several_nodes = getattr(fabric.strategy, "num_nodes", 1) > 1
-        if self._file is not None:
-            self._file.set_newest(self._generation)
+        assert self._file is not None
+        self._file.set_newest(self._generation)
         self.mark_saved(is_writer=fabric.is_global_zero)
 
     def require(self) -> None:

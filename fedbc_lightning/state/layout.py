@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,6 @@ class ParameterLayout:
             kept ones.
         shared_entries: The entries of the shared parameters, which make up the vector.
         kept_entries: The entries of the kept parameters.
-        group_slices: One slice of the vector per optimizer group.
         group_parts: The slices of a row per optimizer group: that of its shared and that of its kept parameters.
         num_parameters: Number of shared trainable parameters, d.
         num_kept: Number of elements of the kept parameters, p.
@@ -129,10 +129,9 @@ class ParameterLayout:
         kept = {p for p, name in named.items() if name in kept_names}
         ordered = [sorted((p for p in group if p in named), key=place.__getitem__) for group in groups]
         # Kept parameters stand behind all shared ones, so that z is the leading part of a row and methods need not know
-        # of them; each optimizer group then has up to two slices.
-        shared_groups = [[p for p in group if p not in kept] for group in ordered]
-        kept_groups = [[p for p in group if p in kept] for group in ordered]
-        order = [p for group in (*shared_groups, *kept_groups) for p in group]
+        # of them; each optimizer group then has up to two parts.
+        parts = [[p for p in group if (p in kept) == is_kept] for is_kept in (False, True) for group in ordered]
+        order = [p for part in parts for p in part]
         self.num_grouped, in_a_group = len(order), set(order)
         if len(in_a_group) < len(order):
             raise ConfigurationError("model: a parameter stands twice in the groups of the optimizer; give it once.")
@@ -147,21 +146,18 @@ class ParameterLayout:
         self.parameters: list[nn.Parameter] = order
         self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
         self._grouped = order[: self.num_grouped]
-        self.entries: list[Entry] = []
-        offset = 0
-        for parameter in order:
-            self.entries.append(Entry(named[parameter], parameter.shape, offset))
-            offset += parameter.numel()
+        *offsets, size = accumulate((p.numel() for p in order), initial=0)
+        self.entries = [Entry(named[p], p.shape, offset) for p, offset in zip(order, offsets, strict=True)]
         num_shared = len(order) - len(kept)
         self.shared_entries, self.kept_entries = self.entries[:num_shared], self.entries[num_shared:]
         self.num_kept = sum(p.numel() for p in kept)
-        self.num_parameters = offset - self.num_kept
+        self.num_parameters = size - self.num_kept
         self.num_optimized = self.entries[self.num_grouped - 1].end if self.num_grouped else 0
-        self.group_slices = list(_consecutive([sum(p.numel() for p in group) for group in shared_groups]))
-        kept_slices = _consecutive([sum(p.numel() for p in group) for group in kept_groups], self.num_parameters)
+        bounds = accumulate((sum(p.numel() for p in part) for part in parts), initial=0)
+        slices = [slice(begin, end) for begin, end in pairwise(bounds)]
         self.group_parts: list[list[slice]] = [
-            [shared] if own.start == own.stop else [own] if shared.start == shared.stop else [shared, own]
-            for shared, own in zip(self.group_slices, kept_slices, strict=True)
+            [part for part in (shared, own) if part.start < part.stop] or [shared]
+            for shared, own in zip(slices[: len(ordered)], slices[len(ordered) :], strict=True)
         ]
 
         self._module = module
@@ -405,12 +401,6 @@ def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Return a dict from each further name of a tensor to its first name."""
     first: dict[Tensor, str] = {}
     return {name: first[tensor] for name, tensor in named if first.setdefault(tensor, name) != name}
-
-
-def _consecutive(lengths: Sequence[int], start: int = 0) -> Iterator[slice]:
-    for length in lengths:
-        yield slice(start, start + length)
-        start += length
 
 
 def _common_dtype(named: dict[nn.Parameter, str]) -> torch.dtype:

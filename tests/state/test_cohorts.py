@@ -128,7 +128,7 @@ def test_scalars_staged_cohort_after_cohort():
     clients.stage("dual", [5], torch.tensor([0.5]))
     clients.commit()
     assert clients.scalar("dual").tolist() == [*expected[:5], 0.5]
-    assert clients.gather("dual", [5, 0], CPU).tolist() == [0.5, 1.0]
+    assert clients.gather("dual", [5, 0]).tolist() == [0.5, 1.0]
 
 
 def test_state_is_read_by_its_name_and_what_is_not_declared_is_refused():
