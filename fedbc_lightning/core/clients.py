@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 
 
-def find_clients(
-    written: Iterable[str | int], num_clients: int, names: Sequence[str] | None, where: str
-) -> list[int]:  # fmt: skip
+def find_clients(written: Iterable[str | int], num_clients: int, names: Sequence[str] | None, where: str) -> list[int]:
     """Return the numbers of clients, each of which is written as its name or its number.
 
     Args:

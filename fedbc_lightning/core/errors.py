@@ -79,10 +79,8 @@ def add_note(error: BaseException, note: str) -> None:
         >>> error.__notes__
         ['client 3, round 1']
     """
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:  # Python 3.10 does not print notes by itself; Rich does, and so the command line
-        error.__notes__ = [*notes_of(error), note]
+    # Not error.add_note, which Python 3.10 lacks; it does not print notes by itself, but Rich does on the command line.
+    error.__notes__ = [*notes_of(error), note]  # type: ignore[attr-defined]
 
 
 def notes_of(error: BaseException) -> list[str]:

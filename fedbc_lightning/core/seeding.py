@@ -53,11 +53,9 @@ def permutation(size: int, seed: int, purpose: str, round: int = -1, client: int
     return torch.randperm(size, generator=generator(seed, purpose, round, client, epoch))
 
 
-def numpy_generator(
-    seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1
-) -> np.random.Generator:
+def numpy_generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
     """Return a new :class:`numpy.random.Generator`, seeded with :func:`derive` of the same arguments."""
-    return np.random.default_rng(derive(seed, purpose, round, client, epoch, step))
+    return np.random.default_rng(derive(seed, purpose, round, client))
 
 
 def secret_generator(secret: str, seed: int, purpose: str, round: int) -> np.random.Generator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,11 @@ def find_unreadable(value: Any, place: str = "") -> str | None:
         >>> find_unreadable({"callbacks": {"Best": {"seen": [1, slice(2)]}}})
         "['callbacks']['Best']['seen'][1] is a builtins.slice"
     """
-    if _is_read_back(value):
+    with suppress(Exception):  # pickle raises TypeError, AttributeError, RecursionError and others
+        if not isinstance(value, Tensor):
+            file = io.BytesIO()
+            torch.save(value, file)
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         return None
     is_list = isinstance(value, (list, tuple))
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list else ()
@@ -64,16 +69,3 @@ def find_unreadable(value: Any, place: str = "") -> str | None:
     kind = type(value)
     # If all that it holds can be read, the container itself cannot, such as a dict of the user's own class.
     return next(filter(None, inside), f"{place} is a {kind.__module__}.{kind.__qualname__}")
-
-
-def _is_read_back(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return True
-    file = io.BytesIO()
-    try:
-        torch.save(value, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except Exception:  # pickle raises TypeError, AttributeError, RecursionError and others
-        return False
-    return True

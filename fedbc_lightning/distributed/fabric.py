@@ -143,9 +143,7 @@ class WatchingLauncher(ScriptLauncher):
             time.sleep(0.1)
 
 
-def make_fabric(
-    accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str
-) -> Fabric:  # fmt: skip
+def make_fabric(accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str) -> Fabric:
     """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:

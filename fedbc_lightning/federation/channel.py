@@ -7,6 +7,8 @@ In a round, with the parts P_1, ..., P_n of a channel, in order::
     server    goes on as if client i had sent  z + Δ_i,  and adds it to the sums of the round;
               P_n.receive, ..., P_1.receive  then change the sums, before z is formed of them
 
+A *message* is such a z' or Δ_i. What else a method sends (``cohort.messages``, scalars, buffers) passes no channel.
+
 A part that compresses, clips or masks what a client sends overrides :meth:`ChannelPart.send`; one that decodes a sum or
 adds noise to it overrides :meth:`ChannelPart.receive`.
 """

@@ -21,7 +21,7 @@ from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
 from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
 from fedbc_lightning.federation.participation import deal
-from fedbc_lightning.federation.simulation import Costs, Simulation
+from fedbc_lightning.federation.simulation import Simulation
 from fedbc_lightning.module import schedulers
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_parameters import kept_names
@@ -171,7 +171,7 @@ class Federation:
             **({"trainer.local_parameters": ", ".join(kept)} if kept else {}),
         }
 
-    def _costs(self, round: int, asked: list[int]) -> Costs:
+    def _costs(self, round: int, asked: list[int]) -> tuple[list[int], int, int]:
         """Return what a round costs a client, from (seed, round) alone."""
         server, algorithm = self.server, self.algorithm
         # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
@@ -179,7 +179,7 @@ class Federation:
         try:
             found = [algorithm.num_steps(server, number) for number in asked]
             steps = [methods.checked_count(algorithm, "num_steps", number) for number in found]
-            return Costs(steps, *self._bytes_of_client())
+            return steps, *self._bytes_of_client()
         finally:
             server.round = present
 

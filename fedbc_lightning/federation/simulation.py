@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,22 +22,9 @@ from fedbc_lightning.state import Arrival, ServerState, StateDeclaration
 HASH = "time_line"
 
 
-class Costs(NamedTuple):
-    """What a round costs a client.
-
-    Attributes:
-        steps: Number of local steps of each client for which that was asked.
-        down: Bytes that a client receives.
-        up: Bytes that a client sends.
-    """
-
-    steps: list[int]
-    down: int
-    up: int
-
-
-# Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them
-CostsOfRound = Callable[[int, list[int]], Costs]
+# Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them: the numbers of
+# steps, the bytes that a client receives, and those that it sends
+CostsOfRound = Callable[[int, list[int]], tuple[list[int], int, int]]
 
 
 class Simulation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import os
@@ -254,11 +253,11 @@ class FitResult(RunRecord):
         """The key metrics at the first, the last and the best evaluated round."""
         names = key_metrics(self.history)
         rows = self.history[names].dropna(how="all")
-        rounds = {"first": rows.index.min(), "last": rows.index.max()}
+        rounds = {} if rows.empty else {"first": rows.index.min(), "last": rows.index.max()}
         if self.best is not None:
             rounds["best"] = self.best.round
-        table = self.history.loc[list(rounds.values()), names].T if len(rows) else self.history[:0][names].T
-        table.columns = [f"{name}: round {round}" for name, round in rounds.items()] if len(rows) else []
+        table = self.history.loc[list(rounds.values()), names].T
+        table.columns = [f"{name}: round {round}" for name, round in rounds.items()]
         return table
 
     def plot(self, *metrics: str, ax: Axes | None = None) -> Axes:
@@ -291,30 +290,14 @@ class FitResult(RunRecord):
     def __repr__(self) -> str:
         if not self.folder.is_dir():  # a repr must not raise
             return f"{self.method or 'A run'}: its folder {self.folder} is not there any more"
-        table = self.summary.to_string(float_format=decimals, na_rep="")
-        return "\n".join([self._headline, table, self._how_chosen])
-
-    def _repr_html_(self) -> str:
-        """Show the run as a table in a notebook."""
-        if not self.folder.is_dir():
-            return html.escape(repr(self))
-        table = self.summary.to_html(float_format=decimals, na_rep="", border=0)
-        return f"<div>{html.escape(self._headline)}</div>{table}<div>{html.escape(self._how_chosen)}</div>"
-
-    @property
-    def _headline(self) -> str:
         here = self.folder.relative_to(Path.cwd()) if self.folder.is_relative_to(Path.cwd()) else self.folder
         times = self.history.reindex(columns=["time/round_seconds", "time/eval_seconds"])
-        rounds = int(self.history.index.max())
-        took = duration(float(times.sum().sum()))
-        return f"{self.method or 'A run'}: {rounds} round{'s' * (rounds != 1)} in {took}, recorded in {here}"
-
-    @property
-    def _how_chosen(self) -> str:
-        best = self.best
-        if best is None:
-            return "No round was evaluated."
-        return f"The best round is that with the {'smallest' if best.mode == 'min' else 'largest'} {best.metric}."
+        rounds, took, best = int(self.history.index.max()), duration(float(times.sum().sum())), self.best
+        which = "No round was evaluated."
+        if best is not None:
+            which = f"The best round is that with the {'smallest' if best.mode == 'min' else 'largest'} {best.metric}."
+        headline = f"{self.method or 'A run'}: {rounds} round{'s' * (rounds != 1)} in {took}, recorded in {here}"
+        return "\n".join([headline, self.summary.to_string(float_format=decimals, na_rep=""), which])
 
     def _column(self, metric: str) -> pd.Series:
         if metric not in self.history:

@@ -169,10 +169,10 @@ class RunSettings:
         if not self.name or folder.is_absolute() or ".." in folder.parts:
             raise ConfigurationError(f"trainer.name: got '{self.name}'; give the name of a folder in default_root_dir.")
         # ε is counted for clients that are sampled independently and whose updates are sent as they are clipped.
-        excluded: dict[str, Any] = {"stragglers": self.stragglers, "codec": self.codec, "system.availability": None}
-        if self.system is not None:
-            excluded["system.availability"] = self.system.availability
-        for name, value in excluded.items():
+        availability = None if self.system is None else self.system.availability
+        for name, value in {
+            "stragglers": self.stragglers, "codec": self.codec, "system.availability": availability,
+        }.items():  # fmt: skip
             if self.privacy is not None and value is not None:
                 raise ConfigurationError(f"trainer.{name}: ε of trainer.privacy does not hold with it; leave one out.")
         if self.privacy is not None:

@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,10 @@ class CSVFile:
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
 
-    def _ordered(self, names: Iterable[str]) -> list[str]:
-        def place(name: str) -> tuple[int, int]:
-            if name in self._first:
-                return 0, self._first.index(name)
-            return 1 + (order(name) if self._has_metrics else 0), 0
-
-        return sorted(names, key=place)
+    def _ordered(self, names: Collection[str]) -> list[str]:
+        first = [name for name in self._first if name in names]
+        others = [name for name in names if name not in first]
+        return first + (sorted(others, key=order) if self._has_metrics else others)
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
         with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:

@@ -228,9 +228,8 @@ class FileRows(RowStorage):
         vectors = {name: [len(row), str(dtypes[name]).removeprefix("torch.")] for name, row in starts.items()}
         self._layout = RowLayout(num_clients, vectors)
         self._file: RowFile | None = None
-        self._live = {name: np.zeros(num_clients, dtype=np.uint8) for name in starts}
-        self._checksums = {name: np.zeros(num_clients, dtype=np.uint32) for name in starts}
-        self._saved = {name: slots.copy() for name, slots in self._live.items()}
+        self._live = {name: np.zeros(num_clients, dtype=[("slot", "u1"), ("checksum", "u4")]) for name in starts}
+        self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
         self._generation = 0
         self._has_several_nodes = False
         self._lacking: str | None = None
@@ -238,7 +237,7 @@ class FileRows(RowStorage):
     @property
     def checksum_bytes(self) -> int:
         """Bytes that the checksums of one client's rows take in a checkpoint."""
-        return sum(checksums.itemsize for checksums in self._checksums.values())
+        return sum(rows.dtype["checksum"].itemsize for rows in self._live.values())
 
     @property
     def path(self) -> Path | None:
@@ -253,9 +252,8 @@ class FileRows(RowStorage):
         """
         self.require()
         start = self.starts[name]
-        slot, expected = self._staged[name].get(client, (0, 0)) if staged else (0, 0)
-        if not slot:
-            slot, expected = int(self._live[name][client]), int(self._checksums[name][client])
+        found = self._staged[name].get(client) if staged else None
+        slot, expected = found or self._live[name][client].item()
         if not slot:
             return start.clone()
         assert self._file is not None
@@ -296,9 +294,7 @@ class FileRows(RowStorage):
     def commit(self) -> None:
         """Make the staged rows the current ones: their slots become the live ones."""
         for name, staged in self._staged.items():
-            if staged:
-                slots, checksums = zip(*staged.values(), strict=True)
-                self._live[name][list(staged)], self._checksums[name][list(staged)] = slots, checksums
+            self._live[name][list(staged)] = list(staged.values())
         # A commit is a change of memory alone; the header follows for readers, and may lag behind a crash.
         self._generation += 1
         if self._file is not None:
@@ -315,7 +311,7 @@ class FileRows(RowStorage):
     def mark_saved(self, *, is_writer: bool) -> None:
         """Protect the slots of the checkpoint just written; all ranks call this before any of them writes again."""
         # Only now may the slots of the checkpoint before be overwritten.
-        self._saved = {name: slots.copy() for name, slots in self._live.items()}
+        self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
         if is_writer and self._file is not None:
             self._file.set_oldest(self._generation)
 
@@ -336,8 +332,8 @@ class FileRows(RowStorage):
                 RowFile.create(path, self._layout)
                 if source is not None:
                     self._copy(source, RowFile(path, self._layout, is_writable=True))
-            for slots in self._live.values():
-                slots[slots > 0] = 1
+            for rows in self._live.values():
+                rows["slot"][rows["slot"] > 0] = 1
         fabric.barrier()
         try:
             self._file, problem = RowFile(path, self._layout, is_writable=True), ""
@@ -379,11 +375,11 @@ class FileRows(RowStorage):
         if with_slots and self._lacking is None:
             state["id"] = None if self._file is None else self._file.id
             state["generation"] = self._generation
-            state["slots"] = {name: torch.from_numpy(slots.copy()) for name, slots in self._live.items()}
+            state["slots"] = {name: torch.from_numpy(rows["slot"].copy()) for name, rows in self._live.items()}
             # Only clients with a row have one. Saved as int32, because torch supports few operations on uint32.
             state["checksums"] = {
-                name: torch.from_numpy(self._checksums[name][slots > 0].view(np.int32))
-                for name, slots in self._live.items()
+                name: torch.from_numpy(rows["checksum"][rows["slot"] > 0].view(np.int32))
+                for name, rows in self._live.items()
             }
         return state
 
@@ -403,9 +399,9 @@ class FileRows(RowStorage):
             self._lacking = str(checkpoint)
             return
         self._generation = state["generation"]
-        self._live = {name: slots.numpy().copy() for name, slots in state["slots"].items()}
-        for name, checksums in state["checksums"].items():
-            self._checksums[name][self._live[name] > 0] = checksums.numpy().view(np.uint32)
+        for name, rows in self._live.items():
+            rows["slot"] = state["slots"][name].numpy()
+            rows["checksum"][rows["slot"] > 0] = state["checksums"][name].numpy().view(np.uint32)
         if state["id"] is None or path is None:
             return
         if not path.is_file():
@@ -425,13 +421,13 @@ class FileRows(RowStorage):
             )
 
     def _free_slot(self, name: str, client: int) -> int:
-        taken = (self._live[name][client], self._saved[name][client])
+        taken = (self._live[name]["slot"][client], self._saved[name][client])
         return next(slot for slot in range(1, NUM_SLOTS + 1) if slot not in taken)
 
     def _copy(self, source: RowFile, target: RowFile) -> None:
-        for name, slots in self._live.items():
-            for client in np.flatnonzero(slots).tolist():
-                target.write(name, 1, client, source.read(name, int(slots[client]), client))
+        for name, rows in self._live.items():
+            for client in np.flatnonzero(rows["slot"]).tolist():
+                target.write(name, 1, client, source.read(name, int(rows["slot"][client]), client))
 
 
 def checksum(row: Tensor) -> int:

@@ -173,7 +173,9 @@ class ParameterLayout:
         self._addresses: list[int] = []  # of the parameters' storages, while they are views of the row
 
     def _list_buffers(self) -> None:
-        self._buffers = [*_persistent_buffers(self._module), *_parameters(self._module, self.written)]
+        owners = ((name, *name.rpartition(".")[::2]) for name in self.written)
+        written = [(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
+        self._buffers = [*_persistent_buffers(self._module), *written]
         self.num_buffers = sum(buffer.numel() for buffer in self._of_kind(is_floating=True))
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
@@ -388,13 +390,6 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str
         for name, _ in child.named_buffers(recurse=False, remove_duplicate=False):
             if is_persistent(child, name):
                 yield f"{prefix}.{name}".lstrip("."), child, name
-
-
-def _parameters(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (full name, owner, local name) of the parameters `names`."""
-    for full_name in names:
-        prefix, _, name = full_name.rpartition(".")
-        yield full_name, module.get_submodule(prefix), name
 
 
 def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

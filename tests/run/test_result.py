@@ -118,20 +118,6 @@ def test_it_is_shown_as_a_table(result, monkeypatch):
     assert last == f"The best round is that with the largest {GLOBAL}."
     numbers = result.history.loc[[0, 3, result.best.round], GLOBAL]
     assert rows[0].split()[1:] == [f"{number:.4f}" for number in numbers]
-    page = result._repr_html_()
-    assert all(
-        cell in page for cell in ("FedAvg: 3 rounds", f"<th>{WORST}</th>", *(f"<td>{n:.4f}</td>" for n in numbers))
-    )
-
-
-def test_html_is_escaped(tmp_path):
-    class Marked(BoringModel):
-        def test_step(self, batch, batch_idx):
-            self.log("test_<i>", batch[1].float().mean())
-
-    page = fit(tmp_path, model=make_model(Marked), name="<b>", max_rounds=1)._repr_html_()
-    assert all(escaped in page for escaped in ("&lt;b&gt;", "&lt;i&gt;"))
-    assert not any(raw in page for raw in ("<b>", "<i>"))
 
 
 def test_a_run_that_evaluates_nothing_shows_its_training_loss(tmp_path):

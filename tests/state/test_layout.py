@@ -32,7 +32,7 @@ def test_groups_are_slices_and_ungrouped_parameters_stand_at_the_end():
     groups = [[module[2].bias, module[2].weight], [module[0].weight]]
     layout = ParameterLayout(module, groups)
     assert [e.name for e in layout.entries] == ["2.weight", "2.bias", "0.weight", "0.bias", "1.weight", "1.bias"]
-    assert layout.group_slices == [slice(0, 10), slice(10, 22)]
+    assert layout.group_parts == [[slice(0, 10)], [slice(10, 22)]]
     assert layout.num_optimized == 22
     assert layout.num_parameters == 34
 
