@@ -368,12 +368,10 @@ def test_an_unfinished_run_has_a_page(copied, capfd):
 def test_a_run_that_diverged_says_since_when(copied, capfd):
     (folder,) = Path("runs/tiny").iterdir()
     rows = pd.read_csv(folder / "metrics.csv", dtype=str)
-    rows.loc[rows["round"] == "2", ["train/loss", "loss/global"]] = ["1207221616887187191663017770031775744.0", "inf"]
+    rows.loc[rows["round"] == "2", "loss/global"] = "inf"
     rows.to_csv(folder / "metrics.csv", index=False)
     text = page_of("runs/tiny", capfd).read_text(encoding="utf-8")
-    assert "The loss is not finite from round 2 on (" in text
-    assert "to 1.207e+36, loss/global from " in text
-    assert "1207221616887187" not in text
+    assert "The loss is not finite from round 2 on (loss/global)" in text
 
 
 def test_older_runs_that_have_no_page_are_named(copied, capfd):
