@@ -335,8 +335,8 @@ class Jobs:
             ) from None
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(
-                f"backend: {study.backend}: resources: {first_line(error).rstrip('.')}; they have submitit's names, "
-                "e.g. timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
+                f"backend: {study.backend}: {first_line(error).rstrip('.')}; resources have submitit's names, e.g. "
+                "timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
             ) from None
 
     def __enter__(self) -> Jobs:
