@@ -11,7 +11,7 @@ from class_docs import Block, read_docstring, read_parameters
 
 from fedbc_lightning import algorithms, local, server
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.classes import NO_CHOICES, fold, import_path, is_for_yaml
+from fedbc_lightning.cli.classes import IN_PYTHON, NO_CHOICES, fold, import_path
 from fedbc_lightning.cli.parser import MARKUP
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,9 +183,9 @@ def part_list() -> str:
         if PARTS[title] is object:
             text.append("\n".join(f"- `{import_path(cls)}`: {first_line(cls)}" for cls in classes))
             continue
-        for cls in sorted(classes, key=lambda cls: not is_for_yaml(cls)):
-            text.append(f"**`{import_path(cls)}`**{'' if is_for_yaml(cls) else ' (in Python)'}: {first_line(cls)}")
-            if is_for_yaml(cls):
+        for cls in sorted(classes, key=lambda cls: cls in IN_PYTHON):
+            text.append(f"**`{import_path(cls)}`**{' (in Python)' if cls in IN_PYTHON else ''}: {first_line(cls)}")
+            if cls not in IN_PYTHON:
                 text.append(parameter_table(cls) if read_parameters(cls) else "No parameters.")
     return "\n\n".join(text)
 

@@ -51,7 +51,7 @@ RUN = [
     Parameter("ckpt_path", "null", "Checkpoint or run folder to resume; ``last``: the newest run of this name."),
     Parameter("other_seed", "false", "Whether a checkpoint that was trained with another seed may be resumed."),
 ]
-"""Keys outside of the sections, which :class:`~fedbc_lightning.cli.FederatedCLI` adds itself."""
+"""Keys outside of the sections, which :class:`~fedbc_lightning.cli.federated.FederatedCLI` adds itself."""
 
 
 def classes_of(package: object, base: type | None = None) -> list[type]:

@@ -175,14 +175,10 @@ class RoundProgressBar(Callback):
 
     Args:
         plain_every_n_seconds: Least seconds between two plain lines; the first and the last round always have one.
-
-    Attributes:
-        has_told_how_to_resume: Whether the user of a terminal was told how an interrupted run is resumed.
     """
 
     def __init__(self, plain_every_n_seconds: float = 5.0) -> None:
         self.plain_every_n_seconds = plain_every_n_seconds
-        self.has_told_how_to_resume = False
         self._console: Console | None = None
         self._view: View | None = None
         self._first: dict[str, float] = {}
@@ -193,7 +189,7 @@ class RoundProgressBar(Callback):
         if not trainer.is_global_zero:
             return
         self._console, self._started = Console(highlight=False), time.perf_counter()
-        self._first_round, self._is_interrupted, self.has_told_how_to_resume = trainer.current_round, False, False
+        self._first_round, self._is_interrupted = trainer.current_round, False
         self._first = key_numbers(trainer)
         self._view = self._open(self._console, trainer)
 
@@ -239,7 +235,7 @@ class RoundProgressBar(Callback):
         """Print where an interrupted run lies and how to go on; only now is its last checkpoint written."""
         self._close(trainer, "Stopped")  # an interrupt after the last round reaches no other hook
         if self._is_interrupted and trainer.log_dir is not None:
-            self.has_told_how_to_resume = self._say_where(trainer)
+            self._say_where(trainer)
         self._is_interrupted = False
 
     def _close(self, trainer: RunView, what: str) -> None:
@@ -248,10 +244,10 @@ class RoundProgressBar(Callback):
             self._view.close(f"{what} in {duration(time.perf_counter() - self._started)}{folder}")
             self._view = None
 
-    def _say_where(self, trainer: RunView, max_rounds: int | None = None) -> bool:
-        """Print the run folder and how to go on; return whether a terminal shows how to go on."""
+    def _say_where(self, trainer: RunView, max_rounds: int | None = None) -> None:
+        """Print the run folder, how to go on, and the command that shows the curves."""
         if self._console is None or self._console.is_jupyter:
-            return False
+            return
         resume = how_to_go_on(Path(trainer.log_dir or ""), max_rounds)
         said = {"Run folder:": str(trainer.log_dir), "Go on:": resume}
         if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
@@ -259,7 +255,6 @@ class RoundProgressBar(Callback):
         for title, text in said.items():
             if text is not None:  # soft: a terminal breaks the line, and what is copied from it is still one line
                 self._console.print(f"{title:<12} {text}", markup=False, soft_wrap=True)
-        return resume is not None and self._console.is_terminal
 
     def _summary(self, trainer: RunView) -> Table:
         table = Table()

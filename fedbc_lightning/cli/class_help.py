@@ -5,19 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 
-from jsonargparse import SUPPRESS, ArgumentParser
 from rich.console import Console
 
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import base_at, choices, find_class, fold, import_path
 from fedbc_lightning.cli.command_arguments import option_values
-from fedbc_lightning.cli.parser import CLASS_KEYS, BriefHelpFormatter, plain
-from fedbc_lightning.core import private_cli
+from fedbc_lightning.cli.parser import CLASS_KEYS, plain
 from fedbc_lightning.core.origin import is_ours
 
 
 def show_class_help(words: list[str]) -> bool:
-    """Answer the last ``--<key>.help [Class]`` of a command line, if the key takes a class of ours.
+    """Answer the last ``--<key>.help`` of a command line, or begin the answer to ``--<key>.help Class``.
 
     Returns:
         Whether it was answered; everything else is for the parser's own help.
@@ -29,16 +27,12 @@ def show_class_help(words: list[str]) -> bool:
     key = option.removeprefix("--").removesuffix(".help")
     base = base_at(key, CLASS_KEYS)
     names = [name for _, name in option_values(words, (option,)) if not name.startswith("-")]
-    if base is None:
-        return False
-    if not names:
+    cls = find_class(names[-1], base) if names and base else None
+    if cls is not None and key.partition(".")[0] in ("algorithm", "data", "model"):
+        print_docstring(cls)
+    elif base is not None and not names:
         print_classes(key, base)
-        return True
-    cls = find_class(names[-1], base)
-    if cls is None or key.partition(".")[0] not in ("algorithm", "data", "model"):
-        return False
-    print_class(key, cls)
-    return True
+    return base is not None and not names
 
 
 def print_classes(section: str, base: type) -> None:
@@ -72,22 +66,12 @@ def _summary(cls: type) -> str:
     return plain(" ".join(first.split()).removesuffix("::").removeprefix(f"{usual_name(cls)}: "))
 
 
-def print_class(key: str, cls: type) -> None:
-    """Print the docstring of an algorithm, or of a part of one, as it stands in the source, then its options.
-
-    Args:
-        key: Key under which the class is given, e.g. ``algorithm``.
-        cls: Class to explain.
-    """
+def print_docstring(cls: type) -> None:
+    """Print the docstring of an algorithm, or of a part of one, as it stands in the source, without its arguments."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     console.print(f"{usual_name(cls)}: {_summary(cls)}", style="bold")
     console.print(f"class {import_path(cls)}", style="dim")
     text = (inspect.getdoc(cls) or "").partition("\n\n")[2].replace("::\n", ":\n")
-    # The section Args ends before the next line that is not indented; the options below have the same texts.
+    # The section Args ends before the next line that is not indented; the parser's own help has the same texts.
     text = plain(re.sub(r"^Args:\n(?: .*\n?|\n)*", "", text, flags=re.MULTILINE)).strip()
-    console.print("\n" * bool(text) + text)
-    parser = ArgumentParser(add_help=False, usage=SUPPRESS, formatter_class=BriefHelpFormatter)
-    parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
-    for action in private_cli.actions(parser):
-        action.help = action.help and plain(action.help)
-    console.print(f"\n{parser.format_help().strip() or 'no options'}")
+    console.print("\n" * bool(text) + text + "\n")

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +27,7 @@ from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.indexed import IndexedDataModule
-from fedbc_lightning.local import Solver
+from fedbc_lightning.local import LooplessSteps, Mixture
 from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -37,10 +37,10 @@ NO_CHOICES = (Coin, server.ServerOptimizer, BasePredictionWriter, Checkpoint, Fe
 # Not offered, together with all classes derived from them
 UNWANTED: tuple[type, ...] = (SaveConfigCallback, *REFUSED_CALLBACKS)
 
-# Server parts that are not offered, because they need what the clients of their own method keep or send
-NEED_CLIENT_HALF = (
-    server.AugmentedMean, server.CenterConsensus, server.DynamicRegularization, server.FairStep,
-    server.LargestClientStep, server.MeanMessage,
+# Not offered, because they take tensors, or need what the clients of their own method keep or send
+IN_PYTHON = (
+    LooplessSteps, Mixture, server.AugmentedMean, server.CenterConsensus, server.DynamicRegularization,
+    server.FairStep, server.LargestClientStep, server.MeanMessage,
 )  # fmt: skip
 
 # Options that name an algorithm
@@ -49,43 +49,25 @@ CHOICES = ("--algorithm", "--algorithm.class_path")
 
 def subclasses(base: type) -> set[type]:
     """Return all imported classes that are derived from ``base``, directly or not."""
-    below: set[type] = set()
     children: list[type] = base.__subclasses__()
-    for child in children:
-        below |= {child, *subclasses(child)}
-    return below
+    return {cls for child in children for cls in (child, *subclasses(child))}
 
 
 def choices(base: type) -> list[type]:
     """Return the classes derived from ``base`` that a config can name, those of this package first, sorted by name.
 
     Example:
-        >>> [cls.__name__ for cls in choices(Solver) if is_ours(cls)]
-        ['Armijo', 'ModelAgnostic', 'MoreauEnvelope']
+        >>> [cls.__name__ for cls in choices(server.ServerOptimizer)][:2]
+        ['Extrapolation', 'FrankWolfe']
     """
     found = [
         cls
         for cls in subclasses(base)
-        if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls not in NO_CHOICES
-        if not issubclass(cls, UNWANTED) and is_for_yaml(cls)
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_")
+        if cls not in (*NO_CHOICES, *IN_PYTHON) and not issubclass(cls, UNWANTED)
         if not cls.__module__.startswith("fedbc_lightning.papers.")  # needed by one paper's study, which names the path
     ]
     return sorted(found, key=lambda cls: (not is_ours(cls), cls.__name__))
-
-
-def is_for_yaml(cls: type) -> bool:
-    """Return whether a config can hold the class: no argument is a tensor, and no part needs its method's clients.
-
-    Example:
-        >>> is_for_yaml(server.ServerOptimizer), is_for_yaml(server.FairStep)
-        (True, False)
-    """
-    if not issubclass(cls, (Solver, server.ServerCallback)):
-        return True
-    parameters = inspect.signature(cls).parameters.values()
-    needs_tensors = any("Tensor" in str(parameter.annotation) for parameter in parameters)
-    sends = issubclass(cls, server.ServerCallback) and bool(cls.messages)
-    return not (needs_tensors or sends or cls in NEED_CLIENT_HALF)
 
 
 def import_object(class_path: str) -> Any:
@@ -183,39 +165,38 @@ def name_classes(words: list[str]) -> list[str]:
     return words
 
 
-def foreign_configs(words: list[str]) -> set[str]:
-    """Return the texts of those configs whose section ``algorithm`` is for another class than the one named last.
+def rewritten_configs(words: list[str]) -> dict[str, str]:
+    r"""Map the texts of some configs of a command line to others, in which an algorithm is named by its class.
 
-    jsonargparse would carry arguments of the same name over to it, but FedBC's ``dual_lr`` says nothing of a method's
-    own. A section without a name belongs to the class named before it.
+    A section ``algorithm`` for another class than the one named last is left out. jsonargparse would carry arguments
+    of the same name over to it, but FedBC's ``dual_lr`` says nothing of a method's own. A section without a name
+    belongs to the class named before it.
 
     Example:
-        >>> sorted(foreign_configs(["--config", "algorithm: FedBC", "-c", "algorithm: Ditto", "--algorithm=FedBC"]))
-        ['algorithm: Ditto']
+        >>> list(rewritten_configs(["-c", "algorithm: fedbc", "-c", "algorithm: Ditto", "--algorithm=FedBC"]).values())
+        ['algorithm:\n  class_path: FedBC\n', '{}\n']
     """
-    configs = dict(option_values(words, CONFIG_OPTIONS))
-    named: list[tuple[str | None, str]] = []
+    configs, chosen = dict(option_values(words, CONFIG_OPTIONS)), ""
+    sections, texts = [], dict[str, str]()
     for position, value in option_values(words, (*CONFIG_OPTIONS, *CHOICES)):
-        if position in configs:
-            # isfile is False, too, for texts that are too long for a name
-            text = Path(value).read_text(encoding="utf-8") if os.path.isfile(value) else value
-            content = load(text)
-            named.append((text, _name_in(content.get("algorithm") if isinstance(content, dict) else None)))
-        else:
-            named.append((None, _name_in(load(value))))
-    chosen = next((fold(name) for _, name in reversed(named) if name), "")
-    foreign, current = set(), ""
-    for config, name in named:
-        current = fold(name) or current
-        if config is not None and current and current != chosen:
-            foreign.add(config)
-    return foreign
-
-
-def _name_in(section: Any) -> str:
-    """Return the class that a section names, without its package; empty if it names none."""
-    name = section.get("class_path") if isinstance(section, dict) else section
-    return name.rpartition(".")[2] if isinstance(name, str) else ""
+        is_config = position in configs
+        is_file = is_config and os.path.isfile(value)  # False, too, for texts that are too long for a name
+        text = Path(value).read_text(encoding="utf-8") if is_file else value
+        content = load(text) if is_config else {"algorithm": load(text)}
+        section = content.get("algorithm") if isinstance(content, dict) else None
+        name = section.get("class_path") if isinstance(section, dict) else section
+        if isinstance(name, str):
+            chosen = fold(name.rpartition(".")[2])
+        if is_config and isinstance(name, str) and class_name(name) != name:
+            content["algorithm"] = (section if isinstance(section, dict) else {}) | {"class_path": class_name(name)}
+            texts[text] = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
+        if is_config and section is not None:
+            sections.append((text, content, chosen))
+    for text, content, owner in sections:
+        if owner and owner != chosen:
+            others = {key: value for key, value in content.items() if key != "algorithm"}
+            texts[text] = yaml.safe_dump(others, allow_unicode=True, sort_keys=False)
+    return texts
 
 
 def load(text: str) -> Any:
@@ -224,24 +205,3 @@ def load(text: str) -> Any:
         return get_loader("yaml")(text)
     except yaml.YAMLError:  # reported by the parser, with its place
         return None
-
-
-def name_class_in_config(content: str, foreign: Collection[str] = ()) -> str:
-    """Replace the usual name of an algorithm in a config by its class; return the same text if there is none.
-
-    Args:
-        content: Text of the config.
-        foreign: Texts whose section ``algorithm`` is left out; see :func:`foreign_configs`.
-    """
-    config = load(content)
-    if not isinstance(config, dict) or "algorithm" not in config:
-        return content
-    section = config["algorithm"]
-    given = section.get("class_path") if isinstance(section, dict) else section
-    if content in foreign:
-        del config["algorithm"]
-    elif not isinstance(given, str) or class_name(given) == given:
-        return content
-    else:
-        config["algorithm"] = (section if isinstance(section, dict) else {}) | {"class_path": class_name(given)}
-    return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)

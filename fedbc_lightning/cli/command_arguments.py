@@ -129,9 +129,9 @@ def find_config(name: str) -> Path | str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in shipped:
             return shipped[candidate]
-    stems = {key.removesuffix(".yaml"): key for key in shipped}
-    names = {stem.removeprefix(OVERLAYS): key for stem, key in stems.items()} | stems
-    near = nearest(name.removesuffix(".yaml"), names)  # the ending is so long that it makes any two names similar
+    # Without the ending, which is so long that it makes any two names similar
+    names = {key.removesuffix(".yaml").removeprefix(OVERLAYS): key for key in shipped}
+    near = nearest(name.removesuffix(".yaml").removeprefix(OVERLAYS), names)
     meant = f"did you mean '{names[near]}'?" if near else f"{PROG} --help lists these"
     raise UsageError(f"no config file '{name}' here or among the shipped ones; {meant}")
 

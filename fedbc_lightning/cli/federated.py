@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback, i
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.cli.class_help import show_class_help
-from fedbc_lightning.cli.classes import foreign_configs, import_object, name_classes
+from fedbc_lightning.cli.classes import import_object, name_classes, rewritten_configs
 from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, prepare_arguments
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import EITHER, FederatedArgumentParser, title_sections
@@ -171,10 +171,9 @@ class FederatedCLI(private_cli.OpenCLI):
             owner: Any = type(self) if name == "partition" else self.trainer_class
             command = self.command_parser(owner, name, **options)
             group.add_subcommand(name, command, help=SUBCOMMANDS[name])
-            if name in ("partition", "plan"):  # the config.yaml of a run has this key, so they must take it
-                command.add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
-            if "other_seed" not in self.command_arguments(name):  # config.yaml has this key, too
-                command.add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
+            for key, kind in {"ckpt_path": str, "other_seed": bool}.items():
+                if key not in self.command_arguments(name):  # config.yaml has the keys of fit, so all must take them
+                    command.add_argument(f"--{key}", type=kind | None, default=None, help=SUPPRESS)
             if name == "export":
                 command.add_argument("--force", action="store_true", help="Write over a file that is there.")
             title_sections(command)
@@ -186,7 +185,7 @@ class FederatedCLI(private_cli.OpenCLI):
             parser.exit(0)
         for each in (parser, *self.command_parsers.values()):
             assert isinstance(each, FederatedArgumentParser)
-            each.foreign, each.words = foreign_configs(words), words
+            each.texts, each.words = rewritten_configs(words), words
         self.config = parser.parse_args(words)
 
     def set_seed(self) -> None:
@@ -200,10 +199,8 @@ class FederatedCLI(private_cli.OpenCLI):
 
     def add_instantiators(self) -> None:
         """Let the outermost object of each section get its hyper-parameters; see the base class."""
-        sections = {
-            "model": (self._model_base, self.subclass_mode_model), "data": (self._data_base, self.subclass_mode_data)
-        }  # fmt: skip
-        for key, (kind, takes_any) in sections.items():
+        for key in ("model", "data"):
+            kind, takes_any = getattr(self, f"_{key}_base"), getattr(self, f"subclass_mode_{key}")
             base = EITHER.get(kind) or private_cli.built_class(kind)
             self.parser.add_instantiator(OutermostInstantiator(self, key), base, subclasses=bool(takes_any))
 
@@ -216,9 +213,8 @@ class FederatedCLI(private_cli.OpenCLI):
                 self.config_init = self.parser.instantiate_classes(self._needed_config())
             except (TypeError, ValueError) as error:  # jsonargparse wraps what a constructor raises
                 raise _innermost(error) from None
-        self.datamodule = self.setting(self.config_init, "data")
-        self.model = self.setting(self.config_init, "model")
-        self.algorithm = self.setting(self.config_init, "algorithm")
+        built = (self.setting(self.config_init, key) for key in ("data", "model", "algorithm"))
+        self.datamodule, self.model, self.algorithm = built
         if self.subcommand != "partition":
             self._give_optimizers()
             self.trainer = self.instantiate_trainer()
@@ -229,16 +225,14 @@ class FederatedCLI(private_cli.OpenCLI):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
-        section["trainer"]["enable_progress_bar"] = False
-        if not isinstance(section["trainer"]["logger"], (bool, type(None))):
-            section["trainer"]["logger"] = False  # some loggers start a run of theirs when they are built
+        off: dict[str, Any] = {"enable_progress_bar": False, "logger": False}
         if self.subcommand == "export":  # runs nothing, and keeps the model on the CPU
-            alone = {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1}
-            section["trainer"].update(Namespace(**alone, callbacks=None, logger=False))
+            off |= {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1, "callbacks": None}
         if self.subcommand == "partition":
+            off["callbacks"] = None
             for key in ("model", "algorithm", "optimizer", "lr_scheduler"):
                 section.pop(key, None)
-            section["trainer"]["callbacks"] = None
+        section["trainer"].update(Namespace(**off))
         return config
 
     def _give_optimizers(self) -> None:
@@ -327,8 +321,6 @@ def resume_hint() -> str | None:
     resume = how_to_go_on(folder, None) if folder else None
     if resume is None:
         return "interrupted; no round was finished, so there is nothing to resume"
-    if any(
-        isinstance(callback, RoundProgressBar) and callback.has_told_how_to_resume for callback in trainer.callbacks
-    ):
+    if sys.stdout.isatty() and any(isinstance(callback, RoundProgressBar) for callback in trainer.callbacks):  # it says
         return f"interrupted after round {trainer.finished_round}"
     return f"interrupted; go on with: {resume}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -207,27 +209,18 @@ def place_of_key(key: str, words: Sequence[str], value: str | None = None) -> st
     """
     if any(word.partition("=")[0] == f"--{key}" for word in words):
         return None
-    files = [Path(given) for _, given in option_values(list(words), CONFIG_OPTIONS) if _is_file(given)]
-    found = [(file, pair) for file in reversed(files) for pair in _pairs(file, key.split("."))]
+    found = []
+    for file in reversed([given for _, given in option_values(list(words), CONFIG_OPTIONS) if os.path.isfile(given)]):
+        with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):  # the parser's own message says where
+            root = yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+            found += [(file, *pair) for pair in _below(root, key.split("."))]
     # Each config is parsed by itself, so that a mistake may stand in one whose value a later one replaces.
-    found.sort(key=lambda each: value is None or each[1][1].value != value)
-    return next((f"{file}, line {name.start_mark.line + 1}" for file, (name, _) in found), None)
-
-
-def _is_file(name: str) -> bool:
-    return "\n" not in name and len(name) < 4096 and Path(name).is_file()
-
-
-def _pairs(file: Path, keys: list[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Yield key and value of a path in a file."""
-    try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return
-    yield from _below(root, keys)
+    found.sort(key=lambda each: value is None or each[2].value != value)
+    return next((f"{file}, line {name.start_mark.line + 1}" for file, name, _ in found), None)
 
 
 def _below(node: yaml.Node | None, keys: list[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Yield key and value of a path of keys."""
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
             yield from _below(child, keys)

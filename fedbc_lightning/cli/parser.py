@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from numbers import Number
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
@@ -20,7 +19,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.classes import name_class_in_config
 from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
@@ -103,6 +101,10 @@ def _short_list(found: re.Match[str]) -> str:
 class BriefHelpFormatter(private_cli.OpenHelpFormatter):
     """A help formatter that leaves out long lists of known subclasses."""
 
+    def start_section(self, heading: str | None) -> None:
+        """Begin a section; the heading of a class is a line of its docstring, which is shown without markup."""
+        super().start_section(heading and plain(heading))
+
     def shortened(self, text: str) -> str:
         """Return the help of an argument: a short list of classes, types as Python 3.10 writes them, no markup."""
         inside = r"\[((?:[^][]|\[[^][]*\])*)\]"
@@ -111,34 +113,15 @@ class BriefHelpFormatter(private_cli.OpenHelpFormatter):
         return re.sub(r"type: ([^,]*)(,[^()]*)known subclasses: ([^()]*)", _short_list, plain(text))
 
 
-def _in_yaml(word: str) -> str:
-    """Return an option whose value, if it holds Python's None, says null instead.
-
-    jsonargparse 4.53 reads the value of a key inside of two classes, such as ``data.partitioner.seed``, and passes it
-    on to the parser of the inner class as Python writes it.
-
-    Example:
-        >>> _in_yaml("--seed=None"), _in_yaml("--names=['None', None]"), _in_yaml("--name=None of them")
-        ('--seed=null', '--names=["None", null]', '--name=None of them')
-    """
-    option, _, value = word.partition("=")
-    if "None" not in value:
-        return word
-    try:
-        return f"{option}={json.dumps(ast.literal_eval(value))}"
-    except (SyntaxError, TypeError, ValueError):
-        return word
-
-
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, extended by :class:`FederatedTrainer` and all classes of :class:`FederatedAlgorithm`.
 
     Attributes:
-        foreign: Texts of configs whose section ``algorithm`` is for another class than the one to be built.
+        texts: Texts of configs, with those that are parsed in their place.
         words: The command line, by whose configs the place of a mistake is found.
     """
 
-    foreign: Collection[str] = ()
+    texts: Mapping[str, str] = MappingProxyType({})
     words: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -166,12 +149,14 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Parse a command line, or what jsonargparse passes on to the parser of a class; see the base class."""
         if args is not None and not self.exit_on_error:
-            args = [_in_yaml(word) for word in args]
+            # jsonargparse 4.53 reads the value of a key inside of two classes, such as data.partitioner.seed, and
+            # passes it on to the parser of the inner class as Python writes it.
+            args = [re.sub("=None$", "=null", word) for word in args]
         return super().parse_args(args, *rest, **kwargs)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
-        return super().parse_string(name_class_in_config(content, self.foreign), *args, **kwargs)
+        return super().parse_string(self.texts.get(content, content), *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MAX_CLIENT_ROWS = 40
 MAX_CLASS_COLUMNS = 12
-MAX_NAMED = 10
 MIN_TABLE_WIDTH = 150
 ROUGH = "Times are rough: from a few steps on this machine at its present load, with start-up, without checkpoints."
 
@@ -78,10 +77,7 @@ def _summary(report: Mapping[str, Any]) -> str:
             f"distance from the pooled class shares {report['label_emd']:.2f} (0: the same, 2: nothing in common)"
         )
     if "heldout_clients" in report:
-        names, heldout = report["client_names"], report["heldout_clients"]
-        shown = [escape(str(names[client] if names else client)) for client in heldout[:MAX_NAMED]]
-        more = f" and {len(heldout) - MAX_NAMED:,} more" * (len(heldout) > MAX_NAMED)
-        text += f"\n{len(heldout):,} of the clients are held out and never train: {', '.join(shown)}{more}"
+        text += f"\n{len(report['heldout_clients']):,} of the clients are held out and never train"
     return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 
@@ -89,10 +85,9 @@ def _client_table(datamodule: Any) -> Table:
     """Return a table of the clients in order; of many only the largest, a row of dots, and the smallest."""
     sizes = {split: counts for split in SPLITS if (counts := datamodule.num_samples(split)).any()}
     histogram, names = datamodule.label_histogram(), datamodule.client_names
-    num_classes = 0 if histogram is None or histogram.shape[1] > MAX_CLASS_COLUMNS else histogram.shape[1]
+    labels = range(0 if histogram is None or histogram.shape[1] > MAX_CLASS_COLUMNS else histogram.shape[1])
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("client", justify="left" if names else "right")
-    for title in (*sizes, *(f"c{label}" for label in range(num_classes))):
+    for title in ("client", *sizes, *(f"c{label}" for label in labels)):
         table.add_column(title, justify="right")
     totals = np.sum(list(sizes.values()), axis=0)
     shown: list[int | None] = list(range(len(totals)))
@@ -104,9 +99,8 @@ def _client_table(datamodule: Any) -> Table:
             table.add_row("...")
             continue
         counts = [f"{counts[client]:,}" for counts in sizes.values()]
-        held = [] if histogram is None else histogram[client, :num_classes]
-        labels = [f"{count:,}" if count else "[dim].[/dim]" for count in held]
-        table.add_row(escape(names[client]) if names else str(client), *counts, *labels)
+        held = [f"{histogram[client, label]:,}" if histogram[client, label] else "[dim].[/dim]" for label in labels]
+        table.add_row(escape(names[client]) if names else str(client), *counts, *held)
     return table
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from jsonargparse import ArgumentParser
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser, capture_parser
 
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import arguments_of, choices
@@ -18,8 +17,8 @@ from fedbc_lightning.cli.command_arguments import (
     shipped_configs,
 )
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.cli.parser import CLASS_KEYS
-from fedbc_lightning.commands.studies import StudyParser, command_parser
+from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
+from fedbc_lightning.commands.studies import command_parser
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
@@ -62,8 +61,8 @@ def completion(words: list[str]) -> int:
     return 0
 
 
-def _own_parser() -> StudyParser:
-    parser = StudyParser(prog=f"{PROG} completion", description=DESCRIPTION)
+def _own_parser() -> FederatedArgumentParser:
+    parser = FederatedArgumentParser(prog=f"{PROG} completion", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("shell", nargs="?", choices=SHELLS, help="Shell that reads the script.")
     return parser
 
@@ -99,28 +98,13 @@ def script(shell: str) -> str:
     return parser.get_completion_script(f"shtab-{shell}", preambles=[preamble])
 
 
-def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, Any]]:
+def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """Return the parser of the program, and those of its commands."""
-    try:
-        _AllCommands(args=[], parser_kwargs={"prog": PROG})
-    except _BuiltError as built:
-        parser, parsers = built.args
+    parser = capture_parser(FederatedCLI, args=[], parser_kwargs={"prog": PROG})
     others: dict[str, Any] = {command: command_parser(command) for command in STUDY_COMMANDS}
     others |= {"completion": _own_parser()}
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))
     for command, other in others.items():
         group.add_subcommand(command, other, help=COMMANDS[command])
-    return parser, parsers | others
-
-
-class _BuiltError(Exception):
-    """Raised with the parser and those of all commands on one run when they are there."""
-
-
-class _AllCommands(FederatedCLI):
-    """Builds the parsers of all commands, and parses nothing."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
-        """Stop before the words are parsed."""
-        raise _BuiltError(parser, dict(self.command_parsers))
+    return parser, group.choices

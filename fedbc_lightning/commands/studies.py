@@ -6,36 +6,28 @@ import itertools
 import json
 import re
 import shlex
-import sys
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from fedbc_lightning.cli.classes import load
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
-from fedbc_lightning.cli.messages import one_line_of, place_of_key
-from fedbc_lightning.core import private_cli
+from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.report.pages import begun_runs, write_reports
+from fedbc_lightning.report.pages import write_reports
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.drawing import save
 from fedbc_lightning.studies.methods import SECTIONS
 from fedbc_lightning.studies.origins import UNCHECKED, check_precedence
 from fedbc_lightning.studies.parsed_runs import check_data_files
-from fedbc_lightning.studies.results import finished
+from fedbc_lightning.studies.results import StudyRecord, finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
 from fedbc_lightning.studies.study_run import as_word
 from fedbc_lightning.studies.tables import show
-
-# Keys of the config of one run
-RUN_KEYS = ("seed_everything", *SECTIONS)
-# The studies of a command line, each as a file or as the text itself, with its content
-Layers = list[tuple[Path | str, dict[str, Any]]]
 
 REPORT = """\
 Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ
@@ -43,29 +35,16 @@ by client, every client's accuracy, the split of the data, settings and their or
 repeats it. The page needs no other file and no network. Unfinished runs are named and left out."""
 
 
-class StudyParser(ArgumentParser):
-    """An argument parser that reports an error in one line, and takes no abbreviated options."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the error in one line, and exit with status 2."""
-        keys = [action.dest for action in private_cli.actions(self)]
-        sys.stderr.write(f"{PROG}: error: {one_line_of(message, keys, {})}\n")
-        self.exit(2)
-
-
-def command_parser(command: str) -> StudyParser:
+def command_parser(command: str) -> FederatedArgumentParser:
     """Return the parser of a command that takes a study, or of ``report``."""
+    description = REPORT if command == "report" else (Study.__doc__ or "").partition("\n\n")[0]
+    parser = FederatedArgumentParser(prog=f"{PROG} {command}", description=description, allow_abbrev=False)
     if command == "report":
-        parser = StudyParser(prog=f"{PROG} report", description=REPORT)
         parser.add_argument("folder", type=str, nargs="?", help="Folder of a study or of a run, e.g. runs/digits.")
         parser.add_argument("--output", "-o", type=str, help="File to write; by default report.html in the folder.")
-        return parser
-    parser = StudyParser(prog=f"{PROG} {command}", description=(Study.__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--config", "-c", action="config", help="Study in YAML; several are layered.")
-    parser.add_class_arguments(Study, None, as_group=False)
+    else:
+        parser.add_argument("--config", "-c", action="config", help="Study in YAML; several are layered.")
+        parser.add_class_arguments(Study, None, as_group=False)
     return parser
 
 
@@ -114,74 +93,73 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
         SystemExit: The study was printed.
         UsageError: A config does not exist, or has an unknown key.
     """
-    asked_to_print = [word for word in words if word.partition("=")[0] == "--print_config"]
-    words = [word for word in words if word not in asked_to_print]
-    layers = Layers()
+    printed = [word for word in words if word.partition("=")[0] == "--print_config"]
+    words = [word for word in words if word not in printed]
+    layers, names, typed = list[dict[str, Any]](), [], dict[str, Any]()
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
-        layers.append((path, _read(path)))
-    study = _build(command_parser(command), words, layers)
-    _mark_changes(study, layers, words)
+        layers.append(_read(path))
+        names += [path.stem] if isinstance(path, Path) else []
+    for _, value in option_values(words, ("--overrides",)):
+        given = load(value)
+        typed |= given if isinstance(given, dict) else {}  # the parser refuses what is none
+    options = {re.split(r"[=.]", word[2:])[0]: True for word in words if word.startswith("--")}
+    study = _build(command_parser(command), words, [*layers, {"overrides": typed}], names)
+    _mark_changes(study, [*layers, options])
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
-    is_given = any(word.partition("=")[0] == "--reference" for word in words)
-    if is_given and study.reference not in (None, study.reference_name):
+    if "reference" in options and study.reference not in (None, study.reference_name):
         left = ", ".join(method.name for method in study.methods)
         raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
-    layered = [key for _, content in layers[1:] for key in content.get("overrides", {})]
+    layered = [key for content in layers[1:] for key in content.get("overrides", {})]
     for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out
-    check_precedence(study, dict.fromkeys([*for_all, *_typed_overrides(words)]))
-    if asked_to_print:  # not by the parser: overrides are merged and parts chosen here, after it
+    check_precedence(study, dict.fromkeys([*for_all, *typed]))
+    if printed:  # not by the parser: overrides are merged and parts chosen here, after it
         plain = json.loads(json.dumps(study.as_config(), default=str))
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
     return study
 
 
-def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
-    """Build the study of a command line, for which the overrides of all its layers are merged key by key."""
+def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[str, Any]], names: list[str]) -> Study:
+    """Build the study of a command line, for which the overrides of all its layers are merged key by key.
+
+    Args:
+        parser: Parser of the command.
+        words: Words of the command line after the command.
+        layers: Content of each config, then what the words override.
+        names: Names of the configs that are files; the last is that of a study that has no other.
+    """
     overrides = dict[str, Any]()
-    for _, content in layers:
+    for content in layers:
         of_layer = content.get("overrides", {})
         if not isinstance(of_layer, dict):
             raise UsageError(f"overrides: got {as_word(of_layer)}; give e.g. {{trainer.max_rounds: 10}}.")
         overrides |= of_layer
+    parser.words = words
     given = parser.parse_args(words)
     for key, default in Study.__dataclass_fields__.items():
         if given[key] is None and default.default is not None:
             raise UsageError(f"{key}: got null; leave the key out, or give a value.")
-    names = [path.stem for path, _ in layers if isinstance(path, Path)]
-    if given.name is None:
-        given.name = names[-1] if names else "study"
+    given.name = given.name or (names[-1] if names else "study")
     given.pop("config", None)
-    settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # the runs build these
-    settings["overrides"] = overrides | settings["overrides"] | _typed_overrides(words)
+    settings = {key: given[key] for key in ("algorithms", "variants", "factors")}  # the runs build these
+    settings["overrides"] = given["overrides"] | overrides
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
-def _typed_overrides(words: list[str]) -> dict[str, Any]:
-    """Return the overrides of the command line itself, of which several are merged key by key."""
-    typed = dict[str, Any]()
-    for _, value in option_values(words, ("--overrides",)):
-        given = load(value)
-        typed |= given if isinstance(given, dict) else {}
-    return typed
-
-
-def _mark_changes(study: Study, layers: Layers, words: list[str]) -> None:
+def _mark_changes(study: Study, layers: list[dict[str, Any]]) -> None:
     """Say of all origins that they are not checked, if layers above the published study or the command line change it.
 
     Which settings of which runs a change reaches is not worked out: the paper's numbers are those of the whole study.
     """
-    above = itertools.takewhile(
-        lambda content: not content.get("origins"), (content for _, content in reversed(layers))
-    )
-    anew = {key for content in above for key in content}
-    anew |= {re.split(r"[=.]", word[2:])[0] for word in words if word.startswith("--")}
-    if anew & {"base", "algorithms", "variants", "factors", "overrides", "seeds", "scale"} and "origins" not in anew:
+    changed = set[str]()
+    for content in layers:
+        changed = set() if content.get("origins") else changed | set(content)
+    if changed & {"base", "algorithms", "variants", "factors", "overrides", "seeds", "scale"}:
         marked = {name: origin.removesuffix(UNCHECKED) + UNCHECKED for name, origin in study.origins.items()}
         study.origins = study.given["origins"] = marked
 
@@ -228,8 +206,8 @@ def reproduce(words: list[str]) -> int:
             continue
         status = max(status, 0 if comparison.run() else 1)
         if known.draw is not None and finished(comparison.states):
-            study = comparison.study
-            for file in known.draw(study, comparison.states, study.results_folder / "figures"):
+            figure = known.draw(StudyRecord(comparison.study, None, comparison.states))
+            for file in save(figure, comparison.study.results_folder / "figures", name.replace("-", "_")):
                 Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
     return status
 
@@ -244,26 +222,17 @@ def _comparison(name: str, options: list[str]) -> Comparison | None:
 
 
 def _read(path: Path | str) -> dict[str, Any]:
-    """Read a study, and refuse unknown keys; the parser overlooks those whose value is an empty mapping.
-
-    Args:
-        path: The study's file, or its text.
+    """Read the content of a study's file, or of its text; it is empty if it is no YAML, which the parser refuses.
 
     Raises:
-        UsageError: The study has an unknown key.
+        UsageError: It is the config of one run.
     """
     content = load(path if isinstance(path, str) else path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):  # a text that is no YAML: the parser says where
-        return {}
-    file, known = path if isinstance(path, Path) else "--config", list(Study.__dataclass_fields__)
-    for key in map(str, content):
-        if key in RUN_KEYS:
-            raise UsageError(
-                f"{file} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path}"
-            )
-        if key not in known:
-            meant = did_you_mean(key, known, f"a study has {', '.join(known)}")
-            raise UsageError(f"{place_of_key(key, ['--config', str(path)]) or file}: unknown key '{key}': {meant}")
+    content = content if isinstance(content, dict) else {}
+    key = next((key for key in content if key in ("seed_everything", *SECTIONS)), None)
+    if key is not None:
+        file = path if isinstance(path, Path) else "--config"
+        raise UsageError(f"{file} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path}")
     return content
 
 
@@ -283,9 +252,7 @@ def report(words: list[str]) -> int:
     given = command_parser("report").parse_args(words)
     if given.folder is None:
         raise UsageError(f"of what? {PROG} report FOLDER_OF_A_RUN_OR_STUDY")
-    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     for file in write_reports(Path(given.folder), given.output and Path(given.output)):
-        say(f"Report:  {file} ({file.stat().st_size / 1e6:.1f} MB)")
-    if others := [shlex.quote(str(Path(given.folder, run.name))) for run in begun_runs(Path(given.folder))[-2::-1]]:
-        say(f"It is about the newest of {len(others) + 1} runs; for the one before: {PROG} report {others[0]}")
+        size = file.stat().st_size / 1e6
+        Console().print(f"Report:  {file} ({size:.1f} MB)", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -7,26 +7,24 @@ e.g. "E = 5, C = 1, e = 1.2"; it says so if there are none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
-from fedbc_lightning.studies.drawing import colors_of, finish, legend_below, panels_of, save
-from fedbc_lightning.studies.results import finished, rows_of_run
-from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, State
+from fedbc_lightning.studies.drawing import colors_of, finish, legend_below, panels_of
+from fedbc_lightning.studies.results import StudyRecord, finished, rows_of_run
+from fedbc_lightning.studies.study_run import Run
 
 ACCURACY, DEVIATION = Measured("accuracy").name, Measured("accuracy", "std").name
 
 # Number of rounds over which a training loss is averaged.
 WINDOW = 10
 
-# E of Figures 3a-c, 4 and 7e; the paper's value wherever it names no other (appendix D.2).
+# E of Figures 3a-c and 7e; the paper's value wherever it names no other (appendix D.2).
 EPOCHS = "E = 5"
 
 # E of the panels of Figures 7a-d and 8.
@@ -35,11 +33,8 @@ OTHER_EPOCHS = ("E = 1", "E = 10", "E = 25", "E = 50")
 # Rounds after which Figure 7e shows λ.
 ROUNDS = (1, 50, 100, 200)
 
-# C, the number of classes per client, of the panels of Figures 13 to 15.
-CLASSES = ("C = 1", "C = 2", "C = 3")
 
-
-def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_2(record: StudyRecord) -> Figure:
     """Draw the accuracy of z on all test data, and of each x_i on its client's data, against a γ that all share.
 
     Points are the study's algorithms named "FedBC, γ = <number>", with mean and standard deviation over seeds. The
@@ -47,10 +42,9 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = panels_of(1, 2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
-        column = Measured("accuracy", place).name
         swept: dict[float, list[float]] = {}
-        for name, color in colors_of(study).items():
-            values = [_reported(study, run, column) for run in finished(states, name)]
+        for name, color in colors_of(record.study).items():
+            values = [_reported(record, run, Measured("accuracy", place).name) for run in finished(record.states, name)]
             if "γ" in _levels(name):
                 swept[float(_levels(name)["γ"])] = values
             elif values:
@@ -58,117 +52,110 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         _draw_means(panel, swept, "FedBC", "black")
         finish(panel, "γ of all clients", f"{place} test accuracy", f"({letter}) {place} accuracy")
     legend_below(figure, panels)
-    return save(figure, folder, "figure2")
+    return figure
 
 
-def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_3(record: StudyRecord) -> Figure:
     """Draw for E = 5 (a) training loss, (b) coefficients in z, (c) λ_i against n_i; for all E (d) the variance."""
     figure, (loss, coefficient, duals, variance) = panels_of(1, 4, 3.9, 3.9)
-    _draw_loss(loss, study, states, "(a) training loss of the sampled clients", EPOCHS)
-    _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", EPOCHS)
-    _draw_duals(duals, states, (), "(c) λ against data")
+    _draw_loss(loss, record, "(a) training loss of the sampled clients", EPOCHS)
+    _draw_coefficients(coefficient, record, "(b) smallest and largest client of a round", EPOCHS)
+    _draw_duals(duals, record, (), "(c) λ against data")
     variance.set_xscale("log")
-    _draw_against(variance, "E", study, states, DEVIATION)
+    _draw_against(variance, "E", record, DEVIATION)
     finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
     legend_below(figure, [loss, variance])
-    return save(figure, folder, "figure3")
+    return figure
 
 
-def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_7(record: StudyRecord) -> Figure:
     """Draw (a)-(d) training loss for E = 1, 10, 25, 50, (e) λ_i against n_i at rounds 1, 50, 100, 200 for E = 5.
 
     Panel (f) comes from another study, see :func:`figure_7f`.
     """
     figure, (*losses, duals, rest) = panels_of(2, 3, 4.4, 3.6)
     for panel, epochs, letter in zip(losses, OTHER_EPOCHS, "abcd", strict=True):
-        _draw_loss(panel, study, states, f"({letter}) {epochs}", epochs)
-    _draw_duals(duals, states, ROUNDS, f"(e) λ by round, {EPOCHS}")
+        _draw_loss(panel, record, f"({letter}) {epochs}", epochs)
+    _draw_duals(duals, record, ROUNDS, f"(e) λ by round, {EPOCHS}")
     rest.remove()
     legend_below(figure, losses)
-    return save(figure, folder, "figure7")
+    return figure
 
 
-def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_7f(record: StudyRecord) -> Figure:
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
-    _draw_against(panel, "N", study, states, ACCURACY)
+    _draw_against(panel, "N", record, ACCURACY)
     finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
-    return save(figure, folder, "figure7f")
+    return figure
 
 
-def _figure_of_coefficients(
-    study: Study, states: Sequence[State], folder: Path, *, name: str, shown: Sequence[str], fixed: Sequence[str] = ()
-) -> list[Path]:
-    """Draw the coefficients in z of the smallest and the largest client of each round, in a panel per shown level."""
-    figure, panels = panels_of(1, len(shown), 4.0, 3.6, sharey=True)
-    for panel, level, letter in zip(panels, shown, "abcd", strict=False):
-        _draw_coefficients(panel, states, f"({letter}) {level}", level, *fixed)
+def coefficients(record: StudyRecord) -> Figure:
+    """Draw the coefficients in z of the smallest and the largest client of each round, in a panel per variant.
+
+    These are Figure 8, for several E, and Figure 13, for several C.
+    """
+    variants = record.study.variants
+    figure, panels = panels_of(1, len(variants), 4.0, 3.6, sharey=True)
+    for panel, variant in zip(panels, variants, strict=True):
+        _draw_coefficients(panel, record, variant, variant)
         panel.label_outer()
-    return save(figure, folder, name)
+    return figure
 
 
-figure_8 = partial(_figure_of_coefficients, name="figure8", shown=OTHER_EPOCHS)
-figure_13 = partial(_figure_of_coefficients, name="figure13", shown=CLASSES, fixed=("E = 5", "e = 1.2"))
+def accuracy_by_data(record: StudyRecord) -> Figure:
+    """Draw the accuracy of z on the smallest and the largest client of each round, in a panel per algorithm.
 
-
-def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
-    """Draw the accuracy of z on the smallest and the largest client of each round, in a panel per algorithm."""
-    figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
-    for panel, method in zip(panels, study.methods, strict=True):
-        for run in finished(states, method.name, epochs)[:1]:
+    These are Figures 4 and 9 to 12, each for the one E that its study is reduced to.
+    """
+    figure, panels = panels_of(1, len(record.study.methods), 3.1, 3.5, sharey=True)
+    for panel, method in zip(panels, record.study.methods, strict=True):
+        for run in finished(record.states, method.name)[:1]:
             accuracies = run.record.evaluation[["round", "client", ACCURACY]]
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
                 panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
         finish(panel, "round", "accuracy of z on the client's data", method.name)
         panel.label_outer()
-    figure.suptitle(epochs, fontsize=11)
+    figure.suptitle(", ".join(record.study.variants), fontsize=11)
     legend_below(figure, panels)
-    return save(figure, folder, name)
+    return figure
 
 
-figure_4 = partial(_figure_by_data, name="figure4", epochs=EPOCHS)
-figure_9 = partial(_figure_by_data, name="figure9", epochs="E = 1")
-figure_10 = partial(_figure_by_data, name="figure10", epochs="E = 10")
-figure_11 = partial(_figure_by_data, name="figure11", epochs="E = 25")
-figure_12 = partial(_figure_by_data, name="figure12", epochs="E = 50")
+def variance_by_exponent(record: StudyRecord) -> Figure:
+    """Draw the variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3.
 
-
-def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
-    """Draw the variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
+    These are Figures 14 and 15, each for the one E that its study is reduced to.
+    """
     figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
-    for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
-        _draw_against(panel, "e", study, states, DEVIATION, epochs, classes)
-        finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) {classes}, {epochs}")
+    for panel, classes in zip(panels, ("C = 1", "C = 2", "C = 3"), strict=True):
+        _draw_against(panel, "e", record, DEVIATION, classes)
+        finish(panel, "exponent e", "variance of accuracy over clients", ", ".join([*record.study.fixed, classes]))
         panel.label_outer()
     legend_below(figure, panels)
-    return save(figure, folder, name)
-
-
-figure_14 = partial(_figure_of_variance, name="figure14", epochs="E = 1")
-figure_15 = partial(_figure_of_variance, name="figure15", epochs="E = 5")
+    return figure
 
 
 # panels
 
 
-def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, epochs: str) -> None:
+def _draw_loss(panel: Axes, record: StudyRecord, title: str, epochs: str) -> None:
     """Draw the sampled clients' training loss by round: mean over seeds, then over the last :data:`WINDOW` rounds."""
-    for name, color in colors_of(study).items():
-        curves = [run.record.metrics.set_index("round")[TRAIN_LOSS] for run in finished(states, name, epochs)]
+    for name, color in colors_of(record.study).items():
+        curves = [run.record.metrics.set_index("round")[TRAIN_LOSS] for run in finished(record.states, name, epochs)]
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
     finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
 
 
-def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, *levels: str) -> None:
+def _draw_coefficients(panel: Axes, record: StudyRecord, title: str, *levels: str) -> None:
     """Draw the coefficients in z of the smallest and the largest client of each round of FedBC, in the first seed.
 
     A coefficient is the client's weight in the mean that forms z: by λ_i as in the run, and by n_i as in FedAvg.
     """
-    for run in finished(states, "FedBC", *levels)[:1]:
+    for run in finished(record.states, "FedBC", *levels)[:1]:
         for label, color, chosen in _extremes(run):
             rounds = chosen["round"]
             panel.plot(rounds, chosen["weight"], color=color, label=f"{label}, by λ", linewidth=1.0)
@@ -178,32 +165,32 @@ def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, *levels
     finish(panel, "round", "coefficient in z", title)
 
 
-def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str) -> None:
-    """Draw λ_i against n_i at the given rounds (none: at the last round), in the first seed of FedBC with E = 5.
+def _draw_duals(panel: Axes, record: StudyRecord, rounds: Sequence[int], title: str) -> None:
+    """Draw λ_i against n_i at the given rounds and at the last one, in the first seed of FedBC with E = 5.
 
     The value of a client is that after its last turn up to the round. A client that has not had a turn by then is left
     out, and so is a round that the run did not reach.
     """
-    for run in finished(states, "FedBC", EPOCHS)[:1]:
+    for run in finished(record.states, "FedBC", EPOCHS)[:1]:
         clients = run.record.clients
         end = clients["round"].max()
-        reached = [count for count in rounds if count <= end]
-        for place, count in enumerate(reached or [end]):
+        shown = [*(count for count in rounds if count < end), end]
+        for count, shade in zip(shown, np.linspace(0, 0.75, len(shown)), strict=True):
             last = clients[clients["round"] <= count].groupby("client").last()
-            color = colormaps["plasma"](place / len(reached)) if reached else "C4"
+            color = colormaps["plasma"](shade)
             panel.scatter(last["num_samples"], last["dual"], s=16, color=color, label=f"round {count}", alpha=0.8)
         panel.set_xscale("log")
         panel.legend(fontsize=7)
     finish(panel, "samples of the client", "λ", title)
 
 
-def _draw_against(panel: Axes, factor: str, study: Study, states: Sequence[State], column: str, *levels: str) -> None:
+def _draw_against(panel: Axes, factor: str, record: StudyRecord, column: str, *levels: str) -> None:
     """Draw a column of ``metrics.csv`` against the level of a factor, for all algorithms."""
     ticks = set[float]()
-    for name, color in colors_of(study).items():
+    for name, color in colors_of(record.study).items():
         found: dict[float, list[float]] = {}
-        for run in finished(states, name, *levels):
-            found.setdefault(float(_levels(run.variant)[factor]), []).append(_reported(study, run, column))
+        for run in finished(record.states, name, *levels):
+            found.setdefault(float(_levels(run.variant)[factor]), []).append(_reported(record, run, column))
         _draw_means(panel, found, name, color)
         ticks |= set(found)
     if ticks:
@@ -213,13 +200,11 @@ def _draw_against(panel: Axes, factor: str, study: Study, states: Sequence[State
 
 def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str, color: str) -> None:
     """Draw means over seeds with their standard deviation as bars and as a shade, as in the paper."""
-    places = sorted(place for place, values in found.items() if values)
-    if not places:
-        return
-    means = np.array([np.mean(found[place]) for place in places])
-    spreads = np.array([np.std(found[place], ddof=1) if len(found[place]) > 1 else 0.0 for place in places])
-    panel.errorbar(places, means, spreads, color=color, label=label, marker="o", markersize=3, linewidth=1.2, capsize=2)
-    panel.fill_between(places, means - spreads, means + spreads, color=color, alpha=0.1, linewidth=0)
+    if places := sorted(place for place, values in found.items() if values):
+        means = np.array([np.mean(found[place]) for place in places])
+        spreads = np.array([np.std(found[place], ddof=min(1, len(found[place]) - 1)) for place in places])
+        panel.errorbar(places, means, spreads, color=color, label=label, marker="o", markersize=3, capsize=2)
+        panel.fill_between(places, means - spreads, means + spreads, color=color, alpha=0.1, linewidth=0)
 
 
 # what is drawn
@@ -246,10 +231,10 @@ def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
     return [("smallest", "C1", clients.loc[sizes.idxmin()]), ("largest", "C0", clients.loc[sizes.idxmax()])]
 
 
-def _reported(study: Study, run: Run, column: str) -> float:
+def _reported(record: StudyRecord, run: Run, column: str) -> float:
     """Return the mean of a column of ``metrics.csv`` over the round, or rounds, that the study reports.
 
     The paper shows the variance over clients of the accuracy of z, where runs log the standard deviation.
     """
-    values = rows_of_run(study, run)[column]
+    values = rows_of_run(record.study, run)[column]
     return float((values**2 if column == DEVIATION else values).mean(skipna=False))

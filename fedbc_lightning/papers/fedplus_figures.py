@@ -21,11 +21,10 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.studies.drawing import colors_of, legend_below, save, titled_panels
+from fedbc_lightning.studies.drawing import colors_of, legend_below, titled_panels
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, State
+from fedbc_lightning.studies.results import StudyRecord, finished
+from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # Positions s in (1 − s) x_i + s z, from a client's own model to the global one, that Figure 3 evaluates.
@@ -38,14 +37,13 @@ class LossAlongLine(Callback):
 
     Args:
         clients: Indices of the clients; each is evaluated on its own data.
-        shares: Values of s in (1 − s) x_i + s z; floating-point buffers are mixed in the same way.
 
     Attributes:
         rows: One row per client and share: ``client``, ``share`` and the values that ``test_step`` logs.
     """
 
-    def __init__(self, clients: Sequence[int], shares: Sequence[float]) -> None:
-        self._clients, self._shares = clients, shares
+    def __init__(self, clients: Sequence[int]) -> None:
+        self._clients = clients
         self.rows: list[dict[str, float]] = []
 
     def on_test_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
@@ -53,7 +51,7 @@ class LossAlongLine(Callback):
         z = trainer.federation.models().z.cpu()
         stage = step_stage(pl_module, "test") or "test"
         # One measurement per point of the line; the evaluator then takes each client's own data.
-        for share in self._shares:
+        for share in SHARES:
 
             def between(client: int, share: float = share) -> ClientModel:
                 own = own_model(trainer, client)
@@ -65,7 +63,7 @@ class LossAlongLine(Callback):
             self.rows += [{"client": i, "share": float(share), **values} for (_, i), values in found.items()]
 
 
-def loss_along_line(folder: Path, clients: Sequence[int], shares: Sequence[float]) -> pd.DataFrame:
+def loss_along_line(folder: Path, clients: Sequence[int]) -> pd.DataFrame:
     """Evaluate the models between a client's own model x_i and the global model z on the client's test data.
 
     Both come from the last checkpoint: x_i is the last model that the client trained, z that of the last round.
@@ -73,10 +71,10 @@ def loss_along_line(folder: Path, clients: Sequence[int], shares: Sequence[float
     Args:
         folder: Folder of the run, e.g. ``.../FedAvg-0``.
         clients: Indices of the clients.
-        shares: Values of s in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
 
     Returns:
-        A table with a row per client and share: ``client``, ``share``, and the values that ``test_step`` logs.
+        A table with a row per client and share s of :data:`SHARES`, for the model (1 − s) x_i + s z: ``client``,
+        ``share``, and the values that ``test_step`` logs. Floating-point buffers are mixed in the same way.
 
     Raises:
         ConfigurationError: There is no checkpoint, or the clients' models were not kept.
@@ -84,7 +82,7 @@ def loss_along_line(folder: Path, clients: Sequence[int], shares: Sequence[float
     References:
         Kundu et al., Fed+, Figure 3.
     """
-    line = LossAlongLine(clients, shares)
+    line = LossAlongLine(clients)
     alone = ["accelerator=cpu", "devices=1", "logger=false", "enable_progress_bar=false"]
     words = ["test", "--ckpt_path", str(folder), *(f"--trainer.{word}" for word in alone)]
     with contextlib.redirect_stdout(io.StringIO()):  # hides the table that the command prints
@@ -92,50 +90,50 @@ def loss_along_line(folder: Path, clients: Sequence[int], shares: Sequence[float
     return pd.DataFrame(line.rows).sort_values(["client", "share"], ignore_index=True)
 
 
-def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_1(record: StudyRecord) -> Figure:
     """Draw how far models move when clients take the server's and in local training: mean, deviation over clients.
 
     The runs are of the first variant and seed. A client's first round, before which it has no own model, is left out.
     """
-    figure, panels = _panels(study, states, "distance of parameters")
+    figure, panels = _panels(record, "distance of parameters")
     for panel, _, run in panels:
         clients = run.record.clients
         # Rows are in the order of rounds: duplicated() leaves out the first row of each client.
         clients = clients[clients["client"].duplicated()]
         for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
             _draw(panel, clients.pivot(index="round", columns="client", values=f"train_moved_by_{name}"), label, color)
-    return _save(figure, folder, "fedplus_figure1")
+    legend_below(figure, figure.axes, COLUMNS)
+    return figure
 
 
-def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_2(record: StudyRecord) -> Figure:
     """Draw accuracy by round before and after clients take the server's model, mean over clients on their test data.
 
     "Before" is the client's last own model. "After" is the model with which the client continues: z, or for methods
     whose clients keep their own (Fed+ and local training) the same model. The runs are of the first variant and seed.
     """
-    figure, panels = _panels(study, states, "accuracy, mean over clients")
+    figure, panels = _panels(record, "accuracy, mean over clients")
     for panel, method, run in panels:
-        panel.plot(_over_clients(run, "local"), color="C0", label="before: its own model", linewidth=1.2)
-        panel.plot(
-            _served(run, method), color="C3", label="after: with which it goes on", linewidth=1.2, linestyle="--"
-        )
-    return _save(figure, folder, "fedplus_figure2")
+        panel.plot(_over_clients(run, "local"), color="C0", label="before: its own model")
+        panel.plot(_served(run, method), color="C3", label="after: with which it goes on", linestyle="--")
+    legend_below(figure, figure.axes, COLUMNS)
+    return figure
 
 
-def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_3(record: StudyRecord) -> Figure:
     """Draw the test loss on the line from own model (0) to global model (1) for three clients of the last round.
 
     They are the clients with the least, the median and the most data. A dashed line is the global model of the
     evaluated round before. The paper shows a portfolio's gain, which should be large; this loss should be small. The
     runs are of the first variant and seed.
     """
-    figure, panels = _panels(study, states, "loss on the client's test data", "from own (0) to global model (1)")
+    figure, panels = _panels(record, "loss on the client's test data", "from own (0) to global model (1)")
     for panel, _, run in panels:
         clients = run.record.clients
         clients = clients[clients["status"] == "ok"]
         last = clients[clients["round"] == clients["round"].max()].sort_values(["num_samples", "client"])
         chosen = last.iloc[[0, len(last) // 2, -1]].set_index("client")["num_samples"]
-        lines = loss_along_line(run.record.folder, chosen.index.tolist(), SHARES.tolist()).set_index("client")
+        lines = loss_along_line(run.record.folder, chosen.index.tolist()).set_index("client")
         rounds = run.record.evaluation
         before = rounds[rounds["round"] < rounds["round"].max()].groupby("client")[Measured("loss").name].last()
         for place, (client, size) in enumerate(chosen.items()):
@@ -145,22 +143,24 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         panel.set_yscale("symlog", linthresh=1.0)  # linear up to 1: separable data give losses of 0
     for panel, _, _ in panels:
         panel.set_ylim(bottom=0)  # last: the panels share y, and set_ylim ends their autoscaling
-    return _save(figure, folder, "fedplus_figure3")
+    legend_below(figure, figure.axes, COLUMNS)
+    return figure
 
 
-def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_4(record: StudyRecord) -> Figure:
     """Draw accuracy by round of the models with which clients continue, mean over clients on their own test data.
 
     A method's model is z, or the client's own if it has one. A panel shows a variant: mean, deviation over seeds.
     """
-    figure, panels = _grid(list(study.variants), "accuracy, mean over clients")
-    colors = colors_of(study)
-    for panel, variant in zip(panels, study.variants, strict=True):
-        for method in study.methods:
-            curves = [_served(run, method) for run in finished(states, method.name, variant)]
+    figure, panels = _grid(list(record.study.variants), "accuracy, mean over clients")
+    colors = colors_of(record.study)
+    for panel, variant in zip(panels, record.study.variants, strict=True):
+        for method in record.study.methods:
+            curves = [_served(run, method) for run in finished(record.states, method.name, variant)]
             if curves:
                 _draw(panel, pd.concat(curves, axis=1), method.name, colors[method.name])
-    return _save(figure, folder, "fedplus_figure4")
+    legend_below(figure, figure.axes, COLUMNS)
+    return figure
 
 
 def _over_clients(run: Run, which: str) -> pd.Series:
@@ -174,12 +174,12 @@ def _served(run: Run, method: Method) -> pd.Series:
     return _over_clients(run, "local" if keeps_own else "global")
 
 
-def _panels(
-    study: Study, states: Sequence[State], y: str, x: str = "round"
-) -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
+def _panels(record: StudyRecord, y: str, x: str = "round") -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
     """Return a panel for each algorithm that has a finished run of the first variant, with the first such run."""
-    first = next(iter(study.variants))
-    found = [(method, run) for method in study.methods for run in finished(states, method.name, first)[:1]]
+    first = next(iter(record.study.variants))
+    found = [
+        (method, run) for method in record.study.methods for run in finished(record.states, method.name, first)[:1]
+    ]
     figure, panels = _grid([method.name for method, _ in found], y, x)
     return figure, [(panel, *each) for panel, each in zip(panels, found, strict=True)]
 
@@ -194,9 +194,3 @@ def _draw(panel: Axes, values: pd.DataFrame, label: str, color: str) -> None:
     mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0.0)
     panel.plot(mean.index, mean, color=color, label=label, linewidth=1.2)
     panel.fill_between(mean.index, (mean - spread).clip(lower=0), mean + spread, color=color, alpha=0.18, linewidth=0)
-
-
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Save a figure with one legend for all panels."""
-    legend_below(figure, figure.axes, COLUMNS)
-    return save(figure, folder, name)

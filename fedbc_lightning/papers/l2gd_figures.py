@@ -2,65 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
-from fedbc_lightning.studies.drawing import finish, panels_of, save
-from fedbc_lightning.studies.parsed_runs import Built
-from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run, State
+from fedbc_lightning.studies.drawing import finish, panels_of
+from fedbc_lightning.studies.parsed_runs import build
+from fedbc_lightning.studies.results import StudyRecord, finished
+from fedbc_lightning.studies.study_run import Run
 
 # Relative error at which Figure 2 of the paper counts communications.
 GOAL = 1e-5
 # Values of λ in Figure 1.
 PENALTIES = np.geomspace(1e-4, 1e2, 37)
-# Split of the data that Figure 3 shows.
-SHOWN = "heterogeneous"
 # Largest number of points of a curve in Figures 3 and 4; each is the mean of a window of communications.
 MAX_POINTS = 50
 COLORS = {"L2SGD+": "#c1121f", "L2SGD2": "#7b2cbf", "L2SGD": "#2a6f97"}
 RELATIVE_ERROR = "(F(xᵏ) − F*) / (F(0) − F*)"
 
 
-def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_1(record: StudyRecord) -> Figure:
     """Draw the distance of x(λ) to the local solution x(0) and to the global one x(∞) against λ, on each split.
 
     Lines are minimisers found by Newton's method on the data of the first run. Points are the ends of the runs of
     L2SGD+. The paper's text does not name the norm; here it is the root mean square over clients of ‖x_i(λ) − x_i‖.
     """
-    splits = _splits(states)
+    splits = _splits(record)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0)
     for panel, split in zip(panels, splits, strict=True):
-        runs = finished(states, "L2SGD+", split)
+        runs = finished(record.states, "L2SGD+", split)
         problem = read_problem(runs[0])
         lines = [problem.distances(problem.with_penalty(penalty).minimiser) for penalty in PENALTIES]
-        ends = [run.record.metrics.iloc[-1] for run in runs]
+        ends = pd.DataFrame([run.record.metrics.iloc[-1] for run in runs])
         names = (("to the local models x(0)", TO_LOCAL, "C0"), ("to the global model x(∞)", TO_GLOBAL, "C1"))
-        penalties = [run.settings["algorithm.penalty"] for run in runs]
         for (label, column, color), values in zip(names, zip(*lines, strict=True), strict=True):
             panel.plot(PENALTIES, values, color=color, label=label)
-            panel.plot(penalties, [end[column] for end in ends], "o", color=color, markersize=5)
-        panel.plot([], [], "o", color="0.4", markersize=5, label="ends of runs of L2SGD+")
+            panel.plot([run.settings["algorithm.penalty"] for run in runs], ends[column], "o", color=color)
+        panel.plot([], [], "o", color="0.4", label="ends of runs of L2SGD+")
         panel.set_xscale("log")
         finish(panel, "λ", "", split)
     panels[0].set_ylabel("distance of x(λ)")
     panels[0].legend(fontsize=8)
-    return save(figure, folder, "l2gd_figure1")
+    return figure
 
 
-def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_2(record: StudyRecord) -> Figure:
     """Draw against p the communications and a client's local steps that L2SGD+ needs to a relative error of 1e-5.
 
     Points are means over seeds with their range; runs that do not reach the error are left out. Dotted lines are the
@@ -68,86 +62,79 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     By the bounds communications hardly change below p* and are proportional to p above: p* needs about the fewest, and
     of all p that need so few it takes the fewest local steps. The paper shows communications only.
     """
+    problems = {split: read_problem(finished(record.states, None, split)[0]) for split in _splits(record)}
+    ticks = sorted({_probability(run) for run in finished(record.states)})
     figure, panels = panels_of(1, 2, 5.2, 4.0)
-    for split, marker, color in zip(_splits(states), "os^D", ("C0", "C1", "C2", "C3"), strict=False):
-        runs = finished(states, None, split)
-        problem = read_problem(runs[0])
-        costs = pd.DataFrame([{"p": _probability(run), **cost} for run in runs if (cost := cost_of(run))])
-        for panel, what in zip(panels, ("communications", "local steps"), strict=True):
-            panel.axvline(problem.best_probability, color="0.5", linewidth=0.9, linestyle="--")
-            if costs.empty:
-                continue
-            found = costs.groupby("p")[what].agg(["mean", "min", "max"])
-            p, mean = found.index.to_numpy(), found["mean"].to_numpy()
-            spread = np.stack([mean - found["min"], found["max"] - mean])
-            panel.errorbar(p, mean, spread, fmt=marker, color=color, markersize=5, capsize=2, label=split)
-            line = np.geomspace(p.min(), p.max(), 200)
-            nearest = np.argmin(np.abs(np.log(p / problem.best_probability)))
-            scale = mean[nearest] / problem.bound(p[nearest], GOAL, what)
-            panel.plot(line, [scale * problem.bound(q, GOAL, what) for q in line], ":", color=color, linewidth=1.2)
     for panel, what in zip(panels, ("communications", "local steps"), strict=True):
+        for place, (split, problem) in enumerate(problems.items()):
+            runs = finished(record.states, None, split)
+            costs = pd.Series({(_probability(run), run.seed): cost_of(run).get(what) for run in runs}, dtype=float)
+            found = costs.dropna().groupby(level=0).agg(["mean", "min", "max"])
+            best, p, mean = problem.best_probability, found.index.to_numpy(), found["mean"].to_numpy()
+            panel.axvline(best, color="0.5", linewidth=0.9, linestyle="--")
+            if len(p):
+                spread = np.stack([mean - found["min"], found["max"] - mean])
+                panel.errorbar(p, mean, spread, fmt="os^D"[place % 4], color=f"C{place}", capsize=2, label=split)
+                line, nearest = np.geomspace(p.min(), p.max(), 200), np.argmin(np.abs(np.log(p / best)))
+                scale = mean[nearest] / problem.bound(p[nearest], GOAL, what)
+                panel.plot(line, [scale * problem.bound(q, GOAL, what) for q in line], ":", color=f"C{place}")
+                panel.legend(fontsize=8)
+        finish(panel, "p", "", f"L2SGD+: {what} to {GOAL:g}, p* = {best:.3f}")
         panel.set(xscale="log", yscale="log")
-        ticks = sorted({_probability(run) for run in finished(states)})
         panel.set_xticks(ticks, [f"{p:.3f}" for p in ticks], fontsize=8, rotation=45)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         panel.yaxis.set_major_formatter("{x:,.0f}")
         panel.yaxis.set_minor_locator(NullLocator())
         panel.margins(y=0.2)
-        finish(panel, "p", "", f"L2SGD+: {what} to {GOAL:g}, p* = {problem.best_probability:.3f}")
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=8)
-    return save(figure, folder, "l2gd_figure2")
+    return figure
 
 
-def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_3(record: StudyRecord) -> Figure:
     """Draw the error of L2SGD+, L2SGD2 and L2SGD with the same p and α against communications and local steps.
 
     L2SGD+ converges linearly, the others stop at a floor. Dotted lines are the floors of theory, MixtureProblem.floor.
     """
     whats = "communications", "local steps of a client"
-    return _draw_methods(states, folder, "l2gd_figure3", [(SHOWN, what) for what in whats])
+    return _figure_of_methods(record, [(split, what) for split in _splits(record) for what in whats])
 
 
-def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_4(record: StudyRecord) -> Figure:
     """Draw variance-reduced (L2SGD+), shifted (L2SGD2) and plain local SGD (L2SGD) on both splits.
 
     The x axis counts communications. The paper shows several LibSVM files; this figure shows that of the study.
     """
-    return _draw_methods(states, folder, "l2gd_figure4", [(split, "communications") for split in _splits(states)])
+    return _figure_of_methods(record, [(split, "communications") for split in _splits(record)])
 
 
-def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+def figure_5(record: StudyRecord) -> Figure:
     """Draw L2SGD+ with several p and the theorem's α(p) on each split, in the first seed; p* is red with triangles."""
-    splits = _splits(states)
+    splits = _splits(record)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
     for panel, split in zip(panels, splits, strict=True):
-        every = finished(states, None, split)
+        every = finished(record.states, None, split)
         runs = sorted((run for run in every if run.seed == every[0].seed), key=_probability)
         best = read_problem(runs[0]).best_probability
         nearest = min(runs, key=lambda run: abs(math.log(_probability(run) / best)))
         for run, shade in zip(runs, np.linspace(0.0, 0.85, len(runs)), strict=True):
             values, factor = errors_of(run), _probability(run) / best
+            style: dict[str, Any] = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
             if run is nearest:
                 style = {"color": "#c1121f", "linestyle": ":", "linewidth": 2.0, "marker": "^", "zorder": 3}
-            else:
-                style = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
             label = f"{_probability(run):.3f} = {factor:.2g} p*"
             panel.semilogy(values, label=label, markevery=max(1, len(values) // 10), markersize=4, **style)
         finish(panel, "communications", "", split)
         panel.legend(title="p", fontsize=8, title_fontsize=8)
     panels[0].set_ylabel(RELATIVE_ERROR)
-    return save(figure, folder, "l2gd_figure5")
+    return figure
 
 
 # what a run gave
 
 
 def read_problem(run: Run) -> MixtureProblem:
-    """Return the problem that a run of a study has minimised, from its ``config.yaml``."""
-    words = ["partition", "--config", str(run.record.folder / "config.yaml")]
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = Built(args=words, parser_kwargs={"prog": PROG}).datamodule
+    """Return the problem that a run of a study has minimised."""
+    data = build(run, "partition").datamodule
     data.prepare_data()
     data.setup("fit")
     return MixtureProblem.of_clients(data, run.settings["model.weight_decay"], run.settings["algorithm.penalty"])
@@ -174,9 +161,9 @@ def _local_steps(run: Run) -> np.ndarray:
     return run.record.metrics["coin/local_steps"].fillna(0).cumsum().to_numpy()
 
 
-def _splits(states: Sequence[State]) -> list[str]:
+def _splits(record: StudyRecord) -> list[str]:
     """Return the splits of the data: the levels of the first factor, or the variants if there are no factors."""
-    return list(dict.fromkeys(run.variant.partition(", ")[0] for run in finished(states)))
+    return list(dict.fromkeys(run.variant.partition(", ")[0] for run in finished(record.states)))
 
 
 def _probability(run: Run) -> float:
@@ -186,18 +173,18 @@ def _probability(run: Run) -> float:
 # drawing
 
 
-def _draw_methods(states: Sequence[State], folder: Path, name: str, shown: Sequence[tuple[str, str]]) -> list[Path]:
+def _figure_of_methods(record: StudyRecord, shown: Sequence[tuple[str, str]]) -> Figure:
     """Draw the methods' errors in a panel for each split of the data and label of the horizontal axis."""
     figure, panels = panels_of(1, len(shown), 5.2, 4.0, sharey=True)
     for panel, (split, what) in zip(panels, shown, strict=True):
-        problem = read_problem(finished(states, None, split)[0])
+        problem = read_problem(finished(record.states, None, split)[0])
         for method, color in COLORS.items():
-            if runs := finished(states, method, split):
+            if runs := finished(record.states, method, split):
                 _draw_method(panel, problem, method, color, runs, by_steps=what != "communications")
         finish(panel, what, "", split)
     panels[0].set_ylabel(RELATIVE_ERROR)
     panels[0].legend(fontsize=8)
-    return save(figure, folder, name)
+    return figure
 
 
 def _draw_method(

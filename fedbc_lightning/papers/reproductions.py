@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from fedbc_lightning.papers import fedbc_figures as fedbc
 from fedbc_lightning.papers import fedplus_figures as fedplus
 from fedbc_lightning.papers import l2gd_figures as l2gd
 from fedbc_lightning.papers.partition_tables import table_4, table_5
 from fedbc_lightning.studies.numbers import Rows
+from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study, check_known
-from fedbc_lightning.studies.study_run import State
 
-Draw = Callable[[Study, Sequence[State], Path], list[Path]]
+Draw = Callable[[StudyRecord], Figure]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Reproduction:
         papers: Names of the study's ``papers`` that are shown with it. A table with a single one needs only the levels
             and algorithms of that one.
         only: Algorithms and levels of the study that it needs; empty: all.
-        draw: Function that draws it from the study's runs into a folder, and returns the files.
+        draw: Function that draws it from the study's runs.
         compute: Function that returns caption and rows of a table that needs no training.
     """
 
@@ -78,17 +79,23 @@ _FEDBC = {
     "table9": _table("Shakespeare, global accuracy", "fedbc_shakespeare", "table9"),
     "figure2": _figure("accuracy against a fixed γ", "fedbc_figure2", fedbc.figure_2, papers=("figure2",)),
     "figure3": _figure("loss, coefficients, λ, variance", FIGURES, fedbc.figure_3, papers=("loss", "variance")),
-    "figure4": _figure("z on smallest and largest client, E = 5", FIGURES, fedbc.figure_4, "E = 5", papers=LEAST),
+    "figure4": _figure(
+        "z on smallest and largest client, E = 5", FIGURES, fedbc.accuracy_by_data, "E = 5", papers=LEAST
+    ),
     "figure7": _figure("loss for E = 1, 10, 25, 50; λ by round", FIGURES, fedbc.figure_7, papers=("loss",)),
     "figure7f": _figure("accuracy against N", "fedbc_clients", fedbc.figure_7f, papers=("figure7f",)),
-    "figure8": _figure("coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.figure_8, "FedBC", *fedbc.OTHER_EPOCHS),
-    "figure9": _figure("as Figure 4, E = 1", FIGURES, fedbc.figure_9, "E = 1", papers=LEAST),
-    "figure10": _figure("as Figure 4, E = 10", FIGURES, fedbc.figure_10, "E = 10", papers=LEAST),
-    "figure11": _figure("as Figure 4, E = 25", FIGURES, fedbc.figure_11, "E = 25", papers=LEAST),
-    "figure12": _figure("as Figure 4, E = 50", FIGURES, fedbc.figure_12, "E = 50", papers=LEAST),
-    "figure13": _figure("CIFAR-10, coefficients by C", CIFAR, fedbc.figure_13, "FedBC", "E = 5", "e = 1.2"),
-    "figure14": _figure("CIFAR-10, variance, E = 1", CIFAR, fedbc.figure_14, *FIVE, "E = 1", papers=("figure14",)),
-    "figure15": _figure("CIFAR-10, variance, E = 5", CIFAR, fedbc.figure_15, *FIVE, "E = 5", papers=("figure15",)),
+    "figure8": _figure("coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.coefficients, "FedBC", *fedbc.OTHER_EPOCHS),
+    "figure9": _figure("as Figure 4, E = 1", FIGURES, fedbc.accuracy_by_data, "E = 1", papers=LEAST),
+    "figure10": _figure("as Figure 4, E = 10", FIGURES, fedbc.accuracy_by_data, "E = 10", papers=LEAST),
+    "figure11": _figure("as Figure 4, E = 25", FIGURES, fedbc.accuracy_by_data, "E = 25", papers=LEAST),
+    "figure12": _figure("as Figure 4, E = 50", FIGURES, fedbc.accuracy_by_data, "E = 50", papers=LEAST),
+    "figure13": _figure("CIFAR-10, coefficients by C", CIFAR, fedbc.coefficients, "FedBC", "E = 5", "e = 1.2"),
+    "figure14": _figure(
+        "CIFAR-10, variance, E = 1", CIFAR, fedbc.variance_by_exponent, *FIVE, "E = 1", papers=("figure14",)
+    ),
+    "figure15": _figure(
+        "CIFAR-10, variance, E = 5", CIFAR, fedbc.variance_by_exponent, *FIVE, "E = 5", papers=("figure15",)
+    ),
 }
 _FEDPLUS = {
     "fedplus-table2-mnist": _table("personalised MNIST", "fedplus_table2_mnist", "table2", "table2_global"),

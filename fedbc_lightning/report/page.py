@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedbc_lightning.cli.overview import version
 from fedbc_lightning.studies.numbers import Rows
 
 
@@ -65,9 +66,8 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Code:
-    """A command or a file, under a caption or the short name ``fold`` under which the reader opens it."""
+    """A command or a file; ``fold`` is the short name under which the reader opens it, if it is not always shown."""
 
-    caption: str
     code: str
     fold: str = ""
 
@@ -86,7 +86,6 @@ class Page:
         verdict: What came out, in sentences, the most important first.
         notices: What a reader must know before he trusts the numbers: unfinished and failed runs, missing files.
         sections: Map from the headings of the parts of the page to what stands in them; empty parts are left out.
-        footer: How the page was made.
     """
 
     title: str
@@ -94,7 +93,6 @@ class Page:
     verdict: Sequence[str]
     notices: Sequence[str]
     sections: dict[str, list[Block]]
-    footer: str
 
 
 def render(page: Page) -> str:
@@ -110,4 +108,4 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(page=page)
+    return environment.get_template("page.html").render(page=page, version=version())

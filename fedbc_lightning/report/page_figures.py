@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-from zlib import crc32
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -43,17 +42,20 @@ FEW_POINTS = 40
 MOST_NAMES = 30
 # Largest number of clients in a map of colours.
 MAX_ROWS = 500
+T = TypeVar("T")
 
 
-def thinned(rounds: Sequence[int], most: int) -> list[int]:
-    """Return rounds at equal distances, the last one included.
+def spread(items: Iterable[T], most: int) -> list[T]:
+    """Return the items that are drawn: all, or ``most`` from the first to the last at even distances.
 
     Example:
-        >>> thinned(range(7), most=3), thinned(range(3), most=3)
+        >>> spread(range(7), most=3), spread(range(3), most=3)
         ([0, 3, 6], [0, 1, 2])
     """
-    step = max(1, -(-len(rounds) // most))
-    return list(rounds)[::-1][::step][::-1]
+    every = list(items)
+    if len(every) <= most:
+        return every
+    return [every[round(place * (len(every) - 1) / (most - 1))] for place in range(most)]
 
 
 def curves(
@@ -77,7 +79,7 @@ def curves(
     pictures = []
     for title, rows in frames.items():
         # Each figure by itself, because variants may be evaluated in different rounds.
-        shown = thinned(sorted(rows["rounds"].unique()), FEW_POINTS if is_small else MAX_POINTS)
+        shown = spread(sorted(rows["rounds"].unique()), FEW_POINTS if is_small else MAX_POINTS)
         kept = rows[rows["rounds"].isin(shown)].dropna(subset=[metric])
         kept = kept.assign(**{metric: kept[metric] * scale})
 
@@ -110,7 +112,7 @@ def client_map(title: str, values: pd.DataFrame, label: str) -> Picture:
     """
 
     def draw(panel: Axes) -> None:
-        shown = values.iloc[np.unique(np.linspace(0, len(values) - 1, MAX_ROWS).astype(int))]
+        shown = values.iloc[spread(range(len(values)), MAX_ROWS)]
         extent = (float(values.columns[0]) - 0.5, float(values.columns[-1]) + 0.5, len(values) - 0.5, -0.5)
         image = panel.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest", extent=extent)
         bar = panel.figure.colorbar(image, ax=panel, pad=0.02, aspect=30, label=label)
@@ -188,5 +190,5 @@ def as_svg(figure: Figure) -> str:
     text = re.sub(r"\s*\n\s*", " ", text)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
-    # Ids count in the whole page, so each figure has its own prefix; equal figures may share theirs.
-    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{crc32(text.encode()):x}-", text)
+    # Ids count in the whole page, so the template puts the figure's place there for this prefix.
+    return re.sub(r'( id="|href="#|url\(#)', r"\g<1>FIGURE-", text)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
+import yaml
 from matplotlib.colors import to_hex
 
 from fedbc_lightning.cli.command_arguments import PROG
-from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
 from fedbc_lightning.report import page_figures, sections
-from fedbc_lightning.report.page import Block, Page, Table, render
-from fedbc_lightning.run.folder import run_folders
+from fedbc_lightning.report.page import Block, Code, Page, Table, render
+from fedbc_lightning.run.folder import method_of
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.run.run_warnings import divergence
 from fedbc_lightning.run.tables import read_rows
@@ -26,7 +26,7 @@ from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import RECORD, StudyRecord, read_record
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
-from fedbc_lightning.studies.study_run import as_word, flat
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import reported_round, tables
 
 # Name of the page in the folder that it is about, where nothing else is said.
@@ -79,18 +79,14 @@ def find(folder: Path) -> list[Path]:
         raise ConfigurationError(f"'{folder}' is no folder; give that of a study or of a run.")
     if (folder / RECORD).is_file() or (folder / "metrics.csv").is_file():
         return [folder]
-    found = sorted(path.parent for path in folder.glob(f"*/{RECORD}")) or begun_runs(folder)[-1:]
+    newest = RunRecord.newest(folder)
+    found = sorted(path.parent for path in folder.glob(f"*/{RECORD}")) or ([newest.folder] if newest else [])
     if not found:
         raise ConfigurationError(
             f"'{folder}' is neither a study nor a run: there is no {RECORD}, no metrics.csv, and no folder of a run in "
             "it. The command that runs a study writes the first anew, and repeats no finished run."
         )
     return found
-
-
-def begun_runs(folder: Path) -> list[Path]:
-    """Return the run folders that hold a row at least, the newest last."""
-    return [run for run in run_folders(folder) if (run / "metrics.csv").is_file()]
 
 
 # a study
@@ -120,18 +116,13 @@ def study_page(folder: Path) -> Page:
         verdict=_study_verdict(record),
         notices=list(_study_notices(record)),
         sections={
-            "Results": [Table(f"{text}.", rows) for text, rows in tables(record)]
-            if runs else [],
+            "Results": [Table(f"{text}.", rows) for text, rows in tables(record)] if runs else [],
             "Curves": list(_study_curves(record, colors)),
-            "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
             "Every client": list(_study_clients(record, colors)),
-            "Who holds which data": list(sections.partition_blocks(runs)),
-            "Settings, and where they come from": list(_study_settings(record)),
-            "Cost": list(sections.cost_blocks(runs)),
-            "Repeat it": list(sections.repeat_blocks(runs, record.command, values, study.folder)),
+            "Settings, and where they come from": list(_study_settings(study, runs)),
+            **sections.of_all_runs(runs, colors, record.command, values, study.folder),
         },
-        footer=f"This page was made by {version()} from the files of the study; it needs no other file.",
-    )  # fmt: skip
+    )
 
 
 def _study_verdict(record: StudyRecord) -> list[str]:
@@ -190,38 +181,28 @@ def _study_curves(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block
 
 def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
     study = record.study
-    for place, variant in enumerate(sections.spread(study.variants)):
-        runs = {method.name: found for method in study.methods if (found := record.runs_of(variant, method.name))}
-        every = [run for found in runs.values() for run in found]
-        metric = next((name for name in study.metrics if any(name in run.evaluation for run in every)), None)
-        if metric is None:
-            continue
-        is_shared = sections.share_clients(every)
-        runs = runs if is_shared else {name: found[:1] for name, found in runs.items()}
-        over = "the mean over the seeds, which share their clients," if is_shared else "the first seed"
-        text = f" A line is {over} of an algorithm.{sections.left_out(len(study.variants), 'variants')}"
-        fold = f"{metric} by client, {variant}" * (place > 0)
-        yield from sections.client_blocks(runs, dict.fromkeys(runs, metric), metric, colors, text, fold=fold)
+    for place, variant in enumerate(page_figures.spread(study.variants, sections.MAX_VARIANTS)):
+        runs = {method.name: found[0] for method in study.methods if (found := record.runs_of(variant, method.name))}
+        metric = next((name for name in study.metrics if any(name in run.evaluation for run in runs.values())), None)
+        if metric is not None:
+            text = f" A line is the first seed of an algorithm.{sections.left_out(len(study.variants), 'variants')}"
+            fold = f"{metric} by client, {variant}" * (place > 0)
+            yield from sections.client_blocks(runs, dict.fromkeys(runs, metric), metric, colors, text, fold=fold)
 
 
-def _study_settings(record: StudyRecord) -> Iterator[Block]:
-    """Yield the settings with their origin, and the settings as the study gives them."""
-    study = record.study
+def _study_settings(study: Study, runs: sections.Records) -> Iterator[Block]:
+    """Yield the settings with their origin, and what the study sets as its config gives it."""
     if study.origins:
         text = "The table lists the settings of this experiment, and says who chose each of them."
-        yield Table(text, origin_rows(study, record.runs), is_text=True)
-    given = {"all": {"base config": ", ".join(study.configs), "seeds": study.seed_list, **study.overrides}}
-    given |= {variant: overrides or {} for variant, overrides in study.variants.items() if overrides}
-    for method in study.methods:
-        tuned = {key: values.text for key, values in method.tuned.items()}
-        given[method.name] = {"algorithm": method.algorithm, **method.settings, **tuned}
-    rows = [[who, key, as_word(value)] for who, settings in given.items() for key, value in settings.items()]
-    text = (
-        "The table lists what the study sets. All other settings are those of the base config or defaults; the "
-        "complete configs stand under “Repeat it”."
+        yield Table(text, origin_rows(study, runs), is_text=True)
+    yield (
+        "The study sets the following. All other settings are those of the base config or defaults; the complete "
+        "configs stand under “Repeat it”."
     )
-    fold = "All settings that the study gives" if study.origins else ""
-    yield Table(text, [["runs", "setting", "value"], *rows], fold, is_text=True)
+    algorithms = {method.name: study.algorithms[method.name] for method in study.methods}
+    given = {"base": study.base, "algorithms": algorithms, "overrides": study.overrides,
+             "variants": study.variants, "seeds": study.seed_list}  # fmt: skip
+    yield Code(yaml.safe_dump(given, sort_keys=False, allow_unicode=True))
 
 
 # a run
@@ -234,36 +215,22 @@ def run_page(folder: Path) -> Page:
         ConfigurationError: A file of the run cannot be read.
     """
     run = RunRecord(folder)
-    algorithm, data = (_class(run, part) for part in ("algorithm", "data"))
+    algorithm = method_of(folder.resolve()) or "the run"
     runs = {("", algorithm, int(run.config.get("seed_everything") or 0)): run}
     colors = {algorithm: page_figures.COLORS[0]}
-    rows = [["setting", "value"], *([key, value] for key, value in flat(run.config))]
-    text = "The table lists all settings of the run, by the keys that the command line takes."
     command = f"{PROG} fit --config {folder / 'config.yaml'}" if run.config else None
     return Page(
-        title=f"{folder.resolve().parent.name}: {algorithm} on {data}",
+        title=f"{folder.resolve().parent.name}: {algorithm}",
         subtitle=f"A run of {run.num_rounds} rounds on {len(run.num_samples)} clients, in {folder}.",
         verdict=_run_verdict(run, algorithm),
         notices=list(_run_notices(run)),
         sections={
             "Results": list(_run_numbers(run)),
             "Curves": list(_run_curves(run)),
-            "λ and γ by client": [*sections.state_blocks(runs), *sections.effective_blocks(runs, colors)],
             "Every client": list(_run_clients(run)),
-            "Who holds which data": list(sections.partition_blocks(runs)),
-            "Settings": [Table(text, rows, fold="All settings", is_text=True)],
-            "Cost": list(sections.cost_blocks(runs)),
-            "Repeat it": list(sections.repeat_blocks(runs, command, {}, folder)),
+            **sections.of_all_runs(runs, colors, command, {}, folder),
         },
-        footer=f"This page was made by {version()} from the files in {folder}; it needs no other file.",
     )
-
-
-def _class(run: RunRecord, part: str) -> str:
-    """Return the name of the class of a part of the config."""
-    given = run.config.get(part) or {}
-    name = given.get("class_path", "?") if isinstance(given, dict) else given
-    return str(name).rpartition(".")[2]
 
 
 def _columns(table: pd.DataFrame, places: Mapping[str, str] = SHOWN) -> dict[str, dict[str, str]]:
@@ -329,4 +296,4 @@ def _run_curves(run: RunRecord) -> Iterator[Block]:
 
 def _run_clients(run: RunRecord) -> Iterator[Block]:
     for what, columns in list(_columns(run.evaluation, OF_CLIENTS).items())[:1]:
-        yield from sections.client_blocks({text: [run] for text in columns}, columns, what, LEGEND)
+        yield from sections.client_blocks(dict.fromkeys(columns, run), columns, what, LEGEND)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import page_figures
 from fedbc_lightning.report.page import Block, Code, Gallery, Picture, Table
+from fedbc_lightning.report.page_figures import spread
 from fedbc_lightning.run.run_record import NOT_RECORDED, RunRecord
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.results import totals
@@ -34,15 +35,6 @@ EFFECTIVE_NUMBER = (
     "it is their number, at 1 one client decides alone, and at 0 all λ are 0, so that z is the plain mean."
 )
 BAND = ", and the band is one standard deviation."
-T = TypeVar("T")
-
-
-def spread(items: Iterable[T], most: int = MAX_VARIANTS) -> list[T]:
-    """Return the items that are drawn: all, or ``most`` from the first to the last at even distances."""
-    every = list(items)
-    if len(every) <= most:
-        return every
-    return [every[round(place * (len(every) - 1) / (most - 1))] for place in range(most)]
 
 
 def left_out(count: int, what: str, most: int = MAX_VARIANTS) -> str:
@@ -50,36 +42,48 @@ def left_out(count: int, what: str, most: int = MAX_VARIANTS) -> str:
     return f" Of the {count:,} {what} {most} are drawn, from the first to the last." * (count > most)
 
 
-def share_clients(runs: Sequence[RunRecord]) -> bool:
-    """Whether the clients of all runs are known to hold the same data; client 3 of another seed may hold others."""
-    hashes = {run.partition.get("hash") for run in runs}
-    return len(runs) == 1 or (len(hashes) == 1 and None not in hashes)
+def of_all_runs(
+    records: Records, colors: Mapping[str, str], command: str | None,
+    values: Mapping[tuple[str, str, int], Mapping[str, str]], folder: Path,
+) -> dict[str, list[Block]]:  # fmt: skip
+    """Return the sections that a page about any finished runs has, by their headings.
+
+    Args:
+        records: The finished runs.
+        colors: Map from algorithm to colour.
+        command: Command line that does the same again; None if it is not known.
+        values: Cells that stand beside the hashes of each run, by column.
+        folder: Folder to which those of the runs are relative.
+    """
+    return {
+        "λ and γ by client": [*state_blocks(records), *effective_blocks(records, colors)],
+        "Who holds which data": list(partition_blocks(records)),
+        "Cost": list(cost_blocks(records)),
+        "Repeat it": list(repeat_blocks(records, command, values, folder)),
+    }
 
 
 def state_blocks(records: Records) -> Iterator[Block]:
-    """Yield maps of λ and γ by client and round: the mean over seeds that share their clients, else the first seed."""
+    """Yield maps of λ and γ by client and round, of the first seed of each algorithm and variant.
+
+    Client 3 of another seed may hold other data, so there is no mean over seeds.
+    """
     variants = list(dict.fromkeys(variant for variant, _, _ in records))
-    groups: dict[str, list[RunRecord]] = {}
+    first: dict[str, RunRecord] = {}
     for (variant, algorithm, _), run in records.items():
-        if variant in spread(variants):
-            name = ", ".join(filter(None, [algorithm, variant if len(variants) > 1 else ""]))
-            groups.setdefault(name, []).append(run)
+        if variant in spread(variants, MAX_VARIANTS):
+            first.setdefault(", ".join(filter(None, [algorithm, variant if len(variants) > 1 else ""])), run)
     pictures: list[Picture] = []
-    sentences: list[str] = []
     for column, symbol in STATE.items():
-        for title, runs in groups.items():
-            # Client 3 of another seed may hold other data, so a mean over seeds needs the same partition.
-            tables = [state_of(run, column) for run in (runs if share_clients(runs) else runs[:1])]
-            mean = pd.concat(tables).groupby(level=0, sort=False).mean()
-            if mean.size and mean.min().min() == mean.max().max():
-                sentences.append(f"{title}: {symbol} is {mean.max().max():g} at every client in every round.")
-            elif mean.size:
-                pictures.append(page_figures.client_map(f"{title}: {symbol}", mean, f"{symbol} ({column})"))
+        for title, run in first.items():
+            values = state_of(run, column)
+            if values.size and values.min().min() == values.max().max():
+                yield f"{title}: {symbol} is {values.max().max():g} at every client in every round."
+            elif values.size:
+                pictures.append(page_figures.client_map(f"{title}: {symbol}", values, f"{symbol} ({column})"))
     if pictures:
-        over = " A colour is the mean over the seeds if they share their clients, else the value of the first."
-        text = f"{HOW_TO_READ_MAPS}{over * (len(records) > len(groups))}{left_out(len(variants), 'variants')}"
-        yield Gallery(text, pictures)
-    yield from sentences
+        seed = " A map is that of the first seed." * (len(records) > len(first))
+        yield Gallery(f"{HOW_TO_READ_MAPS}{seed}{left_out(len(variants), 'variants')}", pictures)
 
 
 def state_of(run: RunRecord, column: str) -> pd.DataFrame:
@@ -144,10 +148,10 @@ def lines(
 
 
 def client_blocks(
-    runs: Mapping[str, Sequence[RunRecord]], columns: Mapping[str, str], metric: str, colors: Mapping[str, str],
+    runs: Mapping[str, RunRecord], columns: Mapping[str, str], metric: str, colors: Mapping[str, str],
     more: str = "", **options: Any,
 ) -> Iterator[Gallery]:  # fmt: skip
-    """Yield a small figure for each client with a metric over the rounds, as the mean over runs that share clients.
+    """Yield a small figure for each client with a metric over the rounds.
 
     Args:
         runs: Runs that share a partition, by the name of a line.
@@ -160,13 +164,12 @@ def client_blocks(
     tables = [
         run.evaluation[["client", "round", columns[name]]].set_axis(["client", "rounds", metric], axis="columns")
         .assign(algorithm=name)
-        for name, some in runs.items() for run in some if columns[name] in run.evaluation
+        for name, run in runs.items() if columns[name] in run.evaluation
     ]  # fmt: skip
     if not tables:
         return
-    first = next(iter(runs.values()))[0]
-    means = pd.concat(tables).groupby(["client", "rounds", "algorithm"], as_index=False).mean()
-    by_client = dict(iter(means.groupby("client")))
+    first = next(iter(runs.values()))
+    by_client = dict(iter(pd.concat(tables).groupby("client")))
     frames = {
         f"{first.client_name(client)}, n = {size:,.0f}": by_client[client]
         for client, size in spread(first.num_samples.items(), MAX_CLIENTS)
@@ -188,7 +191,7 @@ def partition_blocks(records: Records) -> Iterator[Block]:
             who, _ = found.setdefault(run.partition.get("hash", ""), ([], run.partition))
             who.append(f"{variant}, seed {seed}".removeprefix(", "))
     pictures = []
-    for key, (who, content) in spread(found.items()):
+    for key, (who, content) in spread(found.items(), MAX_VARIANTS):
         users = list(dict.fromkeys(who))
         title = "; ".join(users[:4]) + "; ..." * (len(users) > 4) if len(found) > 1 else ""
         pictures.append(page_figures.partition(f"{title} (hash {key[:12]})".strip(), content))
@@ -209,33 +212,25 @@ def cost_blocks(records: Records) -> Iterator[Block]:
     rows: Rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
                    "local steps"]]  # fmt: skip
     for (variant, algorithm), runs in costs.groupby(["variant", "algorithm"], sort=False):
-        means = runs.mean(numeric_only=True)
-        sent = [megabytes(means[name]) for name in ("bytes_up", "bytes_down")]
-        counts = f"{means['rounds']:,.0f}", f"{means['seconds']:,.1f}"
-        rows.append([str(algorithm), str(variant), str(len(runs)), *counts, *sent, f"{means['steps']:,.0f}"])
-    seconds, total = float(costs["seconds"].sum()), float(costs[["bytes_up", "bytes_down"]].sum().sum())
-    text = (
+        mean = runs.mean(numeric_only=True)
+        rows.append([algorithm, variant, str(len(runs)), f"{mean.rounds:,.0f}", f"{mean.seconds:,.1f}",
+                     megabytes(mean.bytes_up), megabytes(mean.bytes_down), f"{mean.steps:,.0f}"])  # fmt: skip
+    total = costs.sum(numeric_only=True)
+    yield Table(
         "The table shows the cost of a run: means over its finished seeds. Seconds are those of the clock, in which "
-        f"other runs may have used the machine as well. All finished runs together took {duration(seconds)} and "
-        f"{megabytes(total)} MB."
+        f"other runs may have used the machine as well. All finished runs together took {duration(total.seconds)} and "
+        f"{megabytes(total.bytes_up + total.bytes_down)} MB.",
+        rows,
     )
-    yield Table(text, rows)
 
 
 def repeat_blocks(
     records: Records, command: str | None, values: Mapping[tuple[str, str, int], Mapping[str, str]], folder: Path
 ) -> Iterator[Block]:
-    """Yield what is needed to do the runs again, and to see that it is the same.
-
-    Args:
-        records: The finished runs.
-        command: Command line that does the same again; None if it is not known.
-        values: Cells that stand beside the hashes of each run, by column.
-        folder: Folder to which those of the runs are relative.
-    """
+    """Yield what is needed to do the runs again, and to see that it is the same; see :func:`of_all_runs`."""
     if command is not None:
-        again = "; on this folder it repeats no finished run" * bool(values)
-        yield Code(f"This command runs the same again{again}.", command)
+        yield f"This command runs the same again{'; on this folder it repeats no finished run' * bool(values)}."
+        yield Code(command)
     found = [
         {"algorithm": algorithm, "variant": variant, "seed": str(seed), **values.get((variant, algorithm, seed), {}),
          **run.hashes, "made by": run.versions.get(PROG, NOT_RECORDED),
@@ -254,4 +249,4 @@ def repeat_blocks(
         shown.setdefault(algorithm, run)
     for algorithm, run in shown.items():
         if run.config_text:
-            yield Code("", run.config_text, fold=f"config.yaml of the first run of {algorithm}")
+            yield Code(run.config_text, fold=f"config.yaml of the first run of {algorithm}")

@@ -260,8 +260,8 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
         words: Command line of ``fit``.
         log_file: File to which the output of the run is appended.
     """
-    from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.command_arguments import PROG, UsageError
+    from fedbc_lightning.cli.federated import FederatedCLI
     from fedbc_lightning.distributed.interrupts import StoppedError
 
     with log_file.open("a", buffering=1, encoding="utf-8") as log, printing_to(log):

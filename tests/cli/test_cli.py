@@ -15,7 +15,7 @@ from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
 from helpers.programs import fresh, run_fresh, wait_until
 
-from fedbc_lightning.cli import FederatedCLI
+from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.commands.main import main
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -305,7 +305,7 @@ def test_print_config_is_a_config(project, calls, capsys):
         (["fit", "--algorithm.help"], "SCAFFOLD"),
         (["fit", "--algorithm.help", "FedBC"], "--algorithm.dual_lr"),
         (["fit", "--algorithm.help=fed-bc"], "--algorithm.dual_lr"),
-        (["fit", "--algorithm.help", "Local"], "\n\nno options\n"),
+        (["fit", "--algorithm.help", "Local"], "Help for --algorithm.help"),
         (["fit", "--model.help", "MLP"], "--model.hidden"),
         (["partition", "--help"], "--out"),
     ],

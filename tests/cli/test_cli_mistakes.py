@@ -100,9 +100,9 @@ def test_the_line_of_a_mistake_in_layered_configs(project, text, said, others, c
 
 
 def test_the_line_of_a_wrong_key_of_a_study(project, capsys):
-    Path("study.yaml").write_text("base: tiny.yaml\nalgorithms: [FedAvg]\nsedes: 3\n")
+    Path("study.yaml").write_text("base: tiny.yaml\nalgorithms: {FedAvg: {}}\nsedes: 3\n")
     assert run_cli("compare", "--config", "study.yaml") == 2
-    assert "study.yaml, line 3: unknown key 'sedes': did you mean 'seeds'?" in capsys.readouterr().err
+    assert "study.yaml, line 3: unknown key 'sedes': did you mean --seeds?" in capsys.readouterr().err
 
 
 def test_help_of_data_and_models_is_plain_text(project, capsys):

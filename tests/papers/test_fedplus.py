@@ -8,10 +8,9 @@ from helpers.folders import only_run
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.core.metric_names import is_lower_better
-from fedbc_lightning.papers import fedplus_figures
 from fedbc_lightning.papers.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.drawing import save
+from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -54,7 +53,7 @@ def comparison(project, monkeypatch):
     return comparison
 
 
-def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison, monkeypatch):
+def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison):
     runs = {s.run.method: only_run(s.run.folder) for s in comparison.states}
     tables = {name: pd.read_csv(folder / "clients.csv") for name, folder in runs.items()}
     second = {name: table[table["round"] == 2].set_index("client") for name, table in tables.items()}
@@ -66,7 +65,7 @@ def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison, monkeypatch):
     # all l have the same first round, and the second begins l of the way to z
     assert moved["l = 0.25"].to_numpy() * 4 == pytest.approx(moved["l = 1"].to_numpy(), rel=1e-4)
 
-    line = loss_along_line(runs["FedAvg+"], [2, 0], [0.0, 0.5, 1.0]).set_index(["client", "share"])["loss"]
+    line = loss_along_line(runs["FedAvg+"], [2, 0]).set_index(["client", "share"])["loss"]
     evaluated = pd.read_csv(runs["FedAvg+"] / "evaluation.csv")
     last = evaluated[evaluated["round"] == 3].set_index("client")
     for client in (0, 2):
@@ -74,16 +73,8 @@ def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison, monkeypatch):
         assert line[client, 1.0] == pytest.approx(last["loss/global"][client])
         assert line[client, 0.5] < (line[client, 0.0] + line[client, 1.0]) / 2  # the loss is convex
 
-    drawn = {}
-    monkeypatch.setattr(
-        fedplus_figures, "save", lambda figure, *at: drawn.setdefault(at[1], figure) and save(figure, *at)
-    )
-    study, folder = comparison.study, comparison.study.folder / "figures"
-    for draw in (figure_1, figure_2, figure_3, figure_4):
-        files = draw(study, comparison.states, folder)
-        assert [file.suffix for file in files] == [".png", ".svg"]
-        assert files[0].stat().st_size > 15_000
-    moves, performance, lines, by_round = (drawn[f"fedplus_figure{number}"].axes for number in (1, 2, 3, 4))
+    record = StudyRecord(comparison.study, None, comparison.states)
+    moves, performance, lines, by_round = (draw(record).axes for draw in (figure_1, figure_2, figure_3, figure_4))
     assert [panel.get_title() for panel in moves] == list(METHODS)
     assert list(moves[0].lines[1].get_xdata()) == [2, 3]  # a first round has nothing to be replaced
     assert moves[0].lines[1].get_ydata()[0] == pytest.approx(moved["FedAvg"].mean())
@@ -104,4 +95,4 @@ def test_models_that_are_not_kept(project, capfd):
     assert "trainer.keep_local_models: AggregationMoves compares them" in capfd.readouterr().err
     assert run_cli(*words) == 0
     with pytest.raises(ConfigurationError, match="the clients' models are not kept"):
-        loss_along_line(project / "runs/tiny/FedAvg-0", [0], [0.0])
+        loss_along_line(project / "runs/tiny/FedAvg-0", [0])

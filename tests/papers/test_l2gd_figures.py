@@ -12,7 +12,7 @@ from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, Mixt
 from fedbc_lightning.partition import IID
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.drawing import save
+from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -66,11 +66,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def here(place, monkeypatch):
-    """The working directory, and the figures that are drawn in it."""
+    """The working directory."""
     monkeypatch.chdir(place)
-    drawn = []
-    monkeypatch.setattr(l2gd_figures, "save", lambda figure, *where: drawn.append(figure) or save(figure, *where))
-    return drawn
 
 
 def test_the_minimiser_is_that_of_another_solver():
@@ -134,7 +131,7 @@ def study_of(name, algorithms, **options):
     study = Study("a1a.yaml", algorithms, seeds=1, workers=1, metrics=[ERROR], name=name, **options)
     comparison = Comparison(study)
     assert comparison.run()
-    return study, comparison.states
+    return StudyRecord(study, None, comparison.states)
 
 
 def test_figures_of_methods(here):
@@ -143,14 +140,9 @@ def test_figures_of_methods(here):
     p = best.best_probability
     overrides = {**OVERRIDES, "algorithm.probability": p, "algorithm.lr": best.step_size(p)}
     algorithms = {"L2SGD+": {"algorithm": "L2SGDPlus"}, "L2SGD2": {}, "L2SGD": {}}
-    study, states = study_of("methods", algorithms, overrides=overrides, variants=SPLITS)
-    for draw in (l2gd_figures.figure_1, l2gd_figures.figure_3, l2gd_figures.figure_4):
-        files = draw(study, states, study.folder / "figures")
-        assert [file.name for file in files] == [
-            f"l2gd_{draw.__name__.replace('_', '')}.{end}" for end in ("png", "svg")
-        ]
-        assert files[0].stat().st_size > 20_000
-    plus, *others = [state.run for state in states if state.run.variant == "heterogeneous"]
+    record = study_of("methods", algorithms, overrides=overrides, variants=SPLITS)
+    drawn = [draw(record) for draw in (l2gd_figures.figure_1, l2gd_figures.figure_3, l2gd_figures.figure_4)]
+    plus, *others = [state.run for state in record.states if state.run.variant == "heterogeneous"]
     problem, errors = read_problem(plus), errors_of(plus)
     assert problem.labels.shape == (3, 8)
     assert cost_of(plus)["communications"] == np.argmax(errors <= 1e-5) > 10
@@ -162,10 +154,10 @@ def test_figures_of_methods(here):
         floor = problem.floor(run.method, p, overrides["algorithm.lr"])
         assert floor / 3 < errors_of(run)[30:].mean() < 3 * floor
         assert cost_of(run) == {}
-    lines = here[0].axes[0].lines
+    lines = drawn[0].axes[0].lines
     assert np.all(np.diff(lines[0].get_ydata()) > 0)
-    assert [panel.get_title() for panel in here[1].axes] == ["heterogeneous"] * 2
-    assert [panel.get_title() for panel in here[2].axes] == ["homogeneous", "heterogeneous"]
+    assert [panel.get_title() for panel in drawn[1].axes] == ["homogeneous"] * 2 + ["heterogeneous"] * 2
+    assert [panel.get_title() for panel in drawn[2].axes] == ["homogeneous", "heterogeneous"]
 
 
 def test_figures_of_probabilities(here):
@@ -177,17 +169,14 @@ def test_figures_of_probabilities(here):
         levels[f"p = {factor} p*"] = {"algorithm.probability": p, "algorithm.lr": best.step_size(p)}
     overrides = {**OVERRIDES, "trainer.max_rounds": 2000, "trainer.callbacks.goal": 1e-5}
     factors = [{"heterogeneous": SPLITS["heterogeneous"]}, levels]
-    study, states = study_of(
-        "probabilities", {"L2SGD+": {"algorithm": "L2SGDPlus"}}, overrides=overrides, factors=factors
-    )
-    for draw in (l2gd_figures.figure_2, l2gd_figures.figure_5):
-        assert draw(study, states, study.folder / "figures")[0].stat().st_size > 20_000
-    low, at_best, high = (cost_of(state.run) for state in states)
-    assert all(errors_of(state.run)[-1] <= 1e-5 < errors_of(state.run)[-2] for state in states)
+    record = study_of("probabilities", {"L2SGD+": {"algorithm": "L2SGDPlus"}}, overrides=overrides, factors=factors)
+    drawn = [draw(record) for draw in (l2gd_figures.figure_2, l2gd_figures.figure_5)]
+    low, at_best, high = (cost_of(state.run) for state in record.states)
+    assert all(errors_of(state.run)[-1] <= 1e-5 < errors_of(state.run)[-2] for state in record.states)
     assert high["communications"] > 1.5 * at_best["communications"]
     assert low["communications"] > 0.6 * at_best["communications"]
     assert low["local steps"] > 1.3 * at_best["local steps"]
-    (points,) = here[0].axes[0].containers
+    (points,) = drawn[0].axes[0].containers
     assert list(points[0].get_ydata()) == [cost["communications"] for cost in (low, at_best, high)]
-    marked = [line for line in here[1].axes[0].lines if line.get_marker() == "^"]
+    marked = [line for line in drawn[1].axes[0].lines if line.get_marker() == "^"]
     assert [len(line.get_ydata()) for line in marked] == [at_best["communications"] + 1]

@@ -289,25 +289,22 @@ def write_seed(folder, hash, duals):
     return RunRecord(folder)
 
 
-@pytest.mark.parametrize("second", ["a", "b"])
-def test_maps_are_means_over_seeds_that_share_their_clients(second, tmp_path, monkeypatch):
+def test_a_map_is_that_of_the_first_seed_and_a_client_keeps_its_value(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
         sections.page_figures, "client_map", lambda title, values, label: drawn.update({title: values}) or title
     )
     runs = {
         ("", "X", 0): write_seed(tmp_path / "0", "a", [(1, 0, 1.0), (2, 1, 4.0)]),
-        ("", "X", 1): write_seed(tmp_path / "1", second, [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
+        ("", "X", 1): write_seed(tmp_path / "1", "b", [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
     }
-    list(sections.state_blocks(runs))
+    (gallery,) = sections.state_blocks(runs)
+    assert "A map is that of the first seed." in gallery.caption
     found = drawn["X: λ"]
     assert found.index.tolist() == ["1", "0", "2"]  # by their data
-    if second == "a":
-        assert found.loc["1"].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
-        assert found.loc["0"].tolist() == [1.5, 3.5]
-        assert found.loc["2"].isna().all()
-    else:
-        assert found.loc["0"].tolist() == [1.0, 1.0]  # client 0 keeps its value
+    assert found.loc["0"].tolist() == [1.0, 1.0]
+    assert found.loc["1"].isna().tolist() == [True, False]
+    assert found.loc["2"].isna().all()
 
 
 def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
@@ -374,19 +371,13 @@ def test_a_run_that_diverged_says_since_when(copied, capfd):
     assert "The loss is not finite from round 2 on (loss/global)" in text
 
 
-def test_older_runs_that_have_no_page_are_named(copied, capfd):
+def test_of_several_runs_the_newest_has_the_page(copied, capfd):
     (folder,) = Path("runs/tiny").iterdir()
-    page_of(folder, capfd)
     for name in ("FedBC-0-1", "FedAvg-0"):
         shutil.copytree(folder, folder.with_name(name))
     for seconds, name in enumerate(("FedAvg-0", "FedBC-0", "FedBC-0-1")):
         os.utime(f"runs/tiny/{name}/metrics.csv", (seconds, seconds))
-    assert run_cli("report", "runs/tiny") == 0
-    page, others = capfd.readouterr().out.splitlines()
-    assert "runs/tiny/FedBC-0-1/report.html" in page
-    assert others == "It is about the newest of 3 runs; for the one before: fedbc-cli report runs/tiny/FedBC-0"
-    assert run_cli("report", "runs/tiny/FedBC-0") == 0
-    assert len(capfd.readouterr().out.splitlines()) == 1
+    assert page_of("runs/tiny", capfd) == Path("runs/tiny/FedBC-0-1/report.html")
 
 
 def test_parts_of_a_study_have_a_page_each(copied, capfd):

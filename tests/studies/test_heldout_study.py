@@ -60,7 +60,7 @@ def test_the_command_line_takes_all_forms(project, capsys, words, held):
     if held is None:
         assert "held out" not in said
     else:
-        assert f"{len(found)} of the clients are held out and never train: {', '.join(map(str, found))}" in said
+        assert f"{len(found)} of the clients are held out and never train" in said
 
 
 def test_a_bad_value_is_one_line(project, capsys):
