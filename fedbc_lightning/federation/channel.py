@@ -108,20 +108,19 @@ class Channel:
 
     Args:
         parts: The parts, in the order in which a message on its way to the server passes them.
+
+    Attributes:
+        hides_participants: Whether a round without clients goes on as any other.
     """
 
     def __init__(self, parts: Sequence[ChannelPart] = ()) -> None:
         self.parts = list(parts)
+        self.hides_participants = any(part.hides_participants for part in parts)
         # Written as z + (w − z'), a model is rounded: without a part that changes it, it stays as it was trained.
         self._changes_models = any(
             type(part).send is not ChannelPart.send or type(part).broadcast is not ChannelPart.broadcast
             for part in self.parts
         )
-
-    @property
-    def hides_participants(self) -> bool:
-        """Whether a round without clients goes on as any other."""
-        return any(part.hides_participants for part in self.parts)
 
     def server_parts(self, parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm) -> list[ServerCallback]:
         """Return the server's parts with those that the channel puts in their place."""

@@ -202,6 +202,7 @@ class Participation:
         num_sampled: Number of clients sampled in a round, S.
         num_batches: Number of batches per epoch of each client, int64 (N,).
         clients: The clients that may be sampled, int64, ascending: all but those that are held out.
+        most_batches: Number of batches per epoch of the largest client that may be sampled.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -214,7 +215,7 @@ class Participation:
         self._algorithm, self.local, self.sampler = algorithm, local, sampler
         self.stragglers, self.seed = stragglers, seed
         self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()
-        self._num_clients = len(self.clients)
+        self._num_clients, self.most_batches = len(self.clients), int(self.num_batches[self.clients].max())
         self.num_sampled = num_sampled(clients_per_round, self._num_clients)
         name = type(algorithm).__name__
         if algorithm.needs_all_clients and self.num_sampled < self._num_clients:
@@ -281,11 +282,6 @@ class Participation:
     def num_steps(self, ids: list[int]) -> list[int]:
         """Return how many steps each of the clients `ids` is asked to take in a round."""
         return [self.local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
-
-    @property
-    def most_batches(self) -> int:
-        """Number of batches per epoch of the largest client that may be sampled."""
-        return int(self.num_batches[self.clients].max())
 
     def asked(self, client: int, late: Mapping[int, LocalTraining]) -> int:
         """Return how many steps a client is asked to take, where some clients train for less than the others."""

@@ -19,9 +19,6 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state.declaration import ClientStore, ServerState
@@ -41,6 +38,10 @@ class Run:
         progress: How far the run has come.
         lock: Locks the run folder.
         path: Checkpoint from which the run was restored; None if it begins anew.
+        user: The user's module.
+        datamodule: The data of the clients.
+        hooks: The hooks of callbacks and of the user's module.
+        shim: What the user's module sees as ``self.trainer``.
     """
 
     fn: TrainerFn
@@ -53,25 +54,10 @@ class Run:
     lock: RunLock
     path: Path | None
 
-    @property
-    def user(self) -> UserModule:
-        """The user's module."""
-        return self.federation.user
-
-    @property
-    def datamodule(self) -> FederatedDataModule:
-        """The data of the clients."""
-        return self.federation.datamodule
-
-    @property
-    def hooks(self) -> Hooks:
-        """The hooks of callbacks and of the user's module."""
-        return self.user.hooks
-
-    @property
-    def shim(self) -> ModuleTrainer:
-        """What the user's module sees as ``self.trainer``."""
-        return self.user.shim
+    def __post_init__(self) -> None:
+        """Show the parts of the federation that belong to the user."""
+        self.user, self.datamodule = self.federation.user, self.federation.datamodule
+        self.hooks, self.shim = self.user.hooks, self.user.shim
 
     def has_split(self, split: str) -> bool:
         """Return whether there is data of the split, of any client or shared by all."""

@@ -297,9 +297,7 @@ class GeometricMedian(RobustRule):
         self, smoothing: Annotated[float, above(0), FINITE] = 1e-5, max_iter: Count = 100, rtol: NotNegative = 1e-6
     ) -> None:
         check_arguments(GeometricMedian, locals(), f"algorithm.robust_rule: {type(self).__name__}")
-        self.smoothing = smoothing
-        self.max_iter = max_iter
-        self.rtol = rtol
+        self.smoothing, self.max_iter, self.rtol = smoothing, max_iter, rtol
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
         """Return the means of the updates and of the buffers with the weights b_i."""
@@ -324,8 +322,7 @@ class CenteredClipping(RobustRule):
 
     def __init__(self, radius: Positive = 10.0, num_iterations: Count = 1) -> None:
         check_arguments(CenteredClipping, locals(), f"algorithm.robust_rule: {type(self).__name__}")
-        self.radius = radius
-        self.num_iterations = num_iterations
+        self.radius, self.num_iterations = radius, num_iterations
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare ``clipping_center``, the aggregate of the round before."""

@@ -279,6 +279,9 @@ class ClientStore:
 
     Attributes:
         row_bytes: Bytes that the vectors of one client take where they are kept, without tables.
+        names: Names of all declared client state.
+        scalar_names: Names of the declared per-client scalars.
+        file_rows: The storage of the vectors if they lie in ``clients.bin``, else None.
     """
 
     def __init__(
@@ -307,16 +310,8 @@ class ClientStore:
         )
         self._storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
         self._storage = {name: storage for storage in self._storages for name in storage.starts}
-
-    @property
-    def file_rows(self) -> FileRows | None:
-        """The storage of the vectors if they lie in ``clients.bin``, else None."""
-        return self._vectors if isinstance(self._vectors, FileRows) else None
-
-    @property
-    def scalar_names(self) -> list[str]:
-        """Names of the declared per-client scalars."""
-        return list(self._scalars.starts)
+        self.names, self.scalar_names = list(self._storage), list(self._scalars.starts)
+        self.file_rows = self._vectors if isinstance(self._vectors, FileRows) else None
 
     def scalar(self, name: str, *, staged: bool = False) -> Tensor:
         """Return the scalars of all clients, (N,) float64: committed, or as the next round will see them."""
@@ -325,11 +320,6 @@ class ClientStore:
     def vector(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, (d,), or (d + b,) for a model: committed, or as the next round sees it."""
         return self._storage[name].read(name, client, staged=staged)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all declared client state."""
-        return list(self._storage)
 
     def row_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
@@ -386,9 +376,9 @@ class ClientStore:
         """
         state: dict[str, Any] = {"scalars": self._scalars.state_dict()}
         vectors = self._tables.state_dict()
-        if isinstance(self._vectors, FileRows):
+        if self.file_rows is not None:
             # Old checkpoints of a run do not name slots: the rows there are overwritten by later rounds.
-            state["file"] = self._vectors.state_dict(with_slots=is_last)
+            state["file"] = self.file_rows.state_dict(with_slots=is_last)
         else:
             vectors |= self._vectors.state_dict()
         return state | {"vectors": vectors}

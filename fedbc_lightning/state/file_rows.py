@@ -221,6 +221,9 @@ class FileRows(RowStorage):
         starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
         dtypes: Name -> dtype in which rows are kept.
         num_clients: Number of clients, N.
+
+    Attributes:
+        checksum_bytes: Bytes that the checksums of one client's rows take in a checkpoint.
     """
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
@@ -230,14 +233,10 @@ class FileRows(RowStorage):
         self._file: RowFile | None = None
         self._live = {name: np.zeros(num_clients, dtype=[("slot", "u1"), ("checksum", "u4")]) for name in starts}
         self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
+        self.checksum_bytes = 4 * len(starts)
         self._generation = 0
         self._has_several_nodes = False
         self._lacking: str | None = None
-
-    @property
-    def checksum_bytes(self) -> int:
-        """Bytes that the checksums of one client's rows take in a checkpoint."""
-        return sum(rows.dtype["checksum"].itemsize for rows in self._live.values())
 
     @property
     def path(self) -> Path | None:

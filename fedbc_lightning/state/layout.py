@@ -105,6 +105,7 @@ class ParameterLayout:
         num_kept: Number of elements of the kept parameters, p.
         num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
+        has_buffers: Whether the module has persistent buffers, which training may change.
         num_buffers: Number of elements of the persistent floating-point buffers, b.
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
         dtype: Dtype of the parameters.
@@ -176,17 +177,13 @@ class ParameterLayout:
         owners = ((name, *name.rpartition(".")[::2]) for name in self.written)
         written = [(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
         self._buffers = [*_persistent_buffers(self._module), *written]
+        self.has_buffers = bool(self._buffers)
         self.num_buffers = sum(buffer.numel() for buffer in self._of_kind(is_floating=True))
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
         self.written = self.written + self.frozen.take_out(names)
         self._list_buffers()
-
-    @property
-    def has_buffers(self) -> bool:
-        """Whether the module has persistent buffers, which training may change."""
-        return bool(self._buffers)
 
     # parameters
 
