@@ -264,8 +264,6 @@ def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
     ("make", "message"),
     [
         (partial(TopK, 0), "TopK.fraction: got 0; give a number > 0"),
-        (partial(QSGD, 0), "QSGD.levels: got 0; give a whole number >= 1"),
-        (partial(Sign, "false"), "Sign.error_feedback: got 'false'; give true or false"),
         (partial(Codecs, down=Sign()), "down: what Sign leaves of z is no model"),
         (partial(Codecs, up="TopK"), "up: got 'TopK'; give an object of Codec"),
         (partial(make_trainer, ".", codec=TopK(0.1)), "got TopK(fraction=0.1, error_feedback=True); give an object"),

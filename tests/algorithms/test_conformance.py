@@ -129,7 +129,7 @@ def test_scaffold_auto_takes_the_gradient_mean_with_momentum(tmp_path):
      ("l2sgd_plus", 2, 2, 0), ("fedavg_plus", 1, 1, 0), ("centralized", 0, 0, 0)],
 )  # fmt: skip
 def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name, down, up, scalars):
-    """DESIGN 9: elements times element size for each sampled client (here 4 x 8), scalars 4 bytes."""
+    """Elements times element size for each sampled client (here 4 x 8), scalars 4 bytes."""
     options = {"max_rounds": 2, "clients_per_round": 5} | dict(BY_NAME[name].options)
     trainer, _ = fit(tmp_path, BY_NAME[name].build(), QuadraticData(sample_quadratics()), Recorder(), **options)
     assert float(trainer.callback_metrics["comm/bytes_down"]) == 5 * 32 * down

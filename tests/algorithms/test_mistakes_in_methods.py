@@ -46,10 +46,7 @@ def own(**methods):
 @pytest.mark.parametrize(
     ("methods", "says"),
     [
-        (
-            {"client_update": lambda *_: None},
-            rf"Mine.client_update {HERE} trained nobody; call engine.solve\(cohort, ser",
-        ),
+        ({"client_update": lambda *_: None}, rf"Mine.client_update {HERE} trained nobody; call engine.solve"),
         ({"after": lambda self, c, s: c.stage("rat", c.w)}, r"cohort\['rat'\] is no declared .*; did you mean 'rate'"),
         (
             {"after": lambda self, c, s: c.stage("rate", c.w[:, :2])},
@@ -57,24 +54,15 @@ def own(**methods):
         ),
         ({"after": lambda self, c, s: c.stage("rate", 3.0)}, r"was given 3.0; give a tensor"),
         ({"after": lambda self, c, s: s["zz"]}, r"server\['zz'\] is no declared state; did you mean 'z'"),
-        (
-            {"after": lambda self, c, s: s.staged("epsilon")},
-            r"server\['epsilon'\] is no .*; declare it in declare_state; declared",
-        ),
-        (
-            {"client_update": lambda self, e, c, s: e.solve(c, s.z[:5])},
-            r"engine.solve was given a start of shape \(5,\)",
-        ),
+        ({"after": lambda self, c, s: s.staged("epsilon")}, r"\['epsilon'\] is no .*; declare it in declare_state"),
+        ({"client_update": lambda self, e, c, s: e.solve(c, s.z[:5])}, r"solve was given a start of shape \(5,\)"),
         ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
         ({"server_callbacks": lambda *_: WeightedAverage()}, "WeightedAverage object at .*; return a list of parts"),
         ({"server_callbacks": lambda *_: [WeightedAverage]}, r"returned \[<class .*WeightedAverage'>\]; return a list"),
         ({"server_callbacks": lambda *_: [FedAvg()]}, r"returned \[<.*FedAvg object at .*>\]; return a list"),
         ({"num_exchanges": lambda *_: None}, rf"Mine.num_exchanges {HERE} returned None; .* Return a whole number"),
         ({"num_exchanges": lambda *_: 0.5}, "num_exchanges .* returned 0.5; return a whole number"),
-        (
-            {"global_model": lambda *_: None},
-            r"Mine.global_model .* returned None; .* Return a model, a vector of 1\d\d",
-        ),
+        ({"global_model": lambda *_: None}, r"Mine.global_model .* returned None; .* Return a model, a vector"),
         (
             {"has_local_model": True, "local_model": lambda *_: torch.zeros(3)},
             r"local_model .* a tensor of shape \(3,\) of torch.float32; return a model",
@@ -113,10 +101,7 @@ def test_an_exception_in_a_method_says_where(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (
-            FederatedAlgorithm(),
-            r"algorithm: FederatedAlgorithm has no client_update; define client_update\(self, engine, c",
-        ),
+        (FederatedAlgorithm(), r"algorithm: FederatedAlgorithm has no client_update; define client_update"),
         (FedAvg, r"algorithm: got the class FedAvg, not an object such as FedAvg\(...\)"),
         (BoringModel(), r"algorithm: got BoringModel.*The order is \(model, datamodule, algorithm\)"),
     ],

@@ -64,7 +64,7 @@ def _batch_norm(tmp_path: Path, algorithm: Any, **options: Any) -> _Buffers:
 
 @pytest.mark.parametrize("build", [FedAvg, lambda: FedAvg("uniform"), lambda: FedBC(dual_lr=0.5, tolerance=0.01)])
 def test_buffers_are_averaged_with_the_weights_of_the_parameters(tmp_path, build):
-    """DESIGN 2 and Notation: policy average: same weights as the parameters; integer buffers take the maximum."""
+    """Policy average: same weights as the parameters; integer buffers take the maximum."""
     spy = _batch_norm(tmp_path, build())
     for number in (1, 2, 3):
         weights = torch.tensor([9.0, 17.0, 5.0], dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_buffers_are_averaged_with_the_weights_of_the_parameters(tmp_path, build
 
 
 def test_local_buffers_stay_with_their_clients(tmp_path):
-    """DESIGN 2: policy local: a client starts with the statistics that it ended its last round with."""
+    """Policy local: a client starts with the statistics that it ended its last round with."""
     spy = _batch_norm(tmp_path, FedAvg(), buffers="local")
     for number in (2, 3):
         for client in range(3):
@@ -97,7 +97,7 @@ def test_local_buffers_stay_with_their_clients(tmp_path):
 
 
 def test_fedbc_starts_from_the_stored_model_with_its_buffers(tmp_path):
-    """DESIGN 2: a stored model (x_i) is parameters and float buffers; init_from local starts from it."""
+    """A stored model (x_i) is parameters and float buffers; init_from local starts from it."""
     spy = _batch_norm(tmp_path, FedBC(dual_lr=0.5, tolerance=0.01, init_from="local"))
     for number in (2, 3):
         for client in range(3):
@@ -139,7 +139,7 @@ def test_fedbc_says_once_when_few_clients_carry_the_mean(tmp_path, options, capl
 
 
 def test_integer_buffers_of_a_nonfinite_client_do_not_count(tmp_path):
-    """DESIGN 3: such a client has weight 0: its num_batches_tracked is not the maximum either."""
+    """Such a client has weight 0: its num_batches_tracked is not the maximum either."""
 
     class Poisoned(UserData):
         def client_train_dataset(self, client):

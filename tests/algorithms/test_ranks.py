@@ -1,4 +1,4 @@
-"""Several processes and devices give the numbers of one (DESIGN 7, 11.2, ALGORITHMS 4.4), for the whole registry."""
+"""Several processes and devices give the numbers of one (ALGORITHMS 4.4), for the whole registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit R rounds equals fit r rounds and resume to R, bit for bit (DESIGN 11.2, ALGORITHMS 4.4)."""
+"""Fit R rounds equals fit r rounds and resume to R, bit for bit (ALGORITHMS 4.4)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path, setting):
 
 
 def test_when_a_checkpoint_is_written_never_changes_a_number(tmp_path):
-    """DESIGN 8: checkpoint_every_n_rounds and enable_checkpointing leave z as it is."""
+    """Neither by checkpoint_every_n_rounds nor by enable_checkpointing."""
     build = BY_NAME["fedbc-momentum-public-learned"].build
     found = [
         run(tmp_path / str(k), build, TOTAL, **options).server.z
@@ -105,7 +105,7 @@ def test_when_a_checkpoint_is_written_never_changes_a_number(tmp_path):
 
 
 def test_an_exception_in_mid_round_leaves_the_round_before(tmp_path):
-    """DESIGN 3: rounds commit atomically; after an exception the run resumes from the last finished round."""
+    """Rounds commit atomically; after an exception the run resumes from the last finished round."""
     from lightning.pytorch import Callback
 
     class Failing(Callback):

@@ -226,7 +226,6 @@ def test_methods_that_cannot_do_without_clients_refuse(tmp_path, build, system, 
 
 def test_settings_that_cannot_be(tmp_path):
     for build, message in (
-        (lambda: System(bandwidth_down=float("inf")), r"trainer\.system\.bandwidth_down: got inf"),
         (lambda: System(Lognormal(1.0, -1.0)), r"trainer\.system\.compute\.sigma: got -1\.0"),
         (lambda: System(Lognormal(1.0, 1000.0)), r"trainer\.system\.compute\.sigma: got 1000\.0; .* in \[0, 10\]"),
         (lambda: fit(tmp_path, {"compute": 1}), r"trainer\.system: got \{'compute': 1\}; give an object of System"),

@@ -1,4 +1,4 @@
-"""Every algorithm on the vectorized engine: the sequential engine's numbers, or a refusal by name (DESIGN 11.2)."""
+"""Every algorithm on the vectorized engine: the sequential engine's numbers, or a refusal by name."""
 
 from __future__ import annotations
 
@@ -72,10 +72,7 @@ def test_components_and_features_are_refused(tmp_path, setting):
 
 @pytest.mark.parametrize("setting", EQUAL, ids=lambda setting: setting.name)
 def test_the_sequential_engines_numbers(tmp_path, setting):
-    is_long = setting.name.startswith(("fedavg-", "fedbc-", "scaffold-")) or isinstance(setting.build(), OWN_STEPS)
-    rounds = 20 if is_long else 6
-    stacked = run(tmp_path, setting, "vectorized", rounds)
-    single = run(tmp_path, setting, "sequential", rounds)
+    stacked, single = (run(tmp_path, setting, engine, rounds=6) for engine in ("vectorized", "sequential"))
     states = [state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (stacked, single)]
     for state in states:
         state.pop("fingerprint")

@@ -4,11 +4,9 @@ import json
 import logging
 import re
 import shlex
-from dataclasses import asdict
 
 import numpy as np
 import pytest
-import torch
 from helpers.data_formats import write_image_folder
 from helpers.scripts import imported_script
 
@@ -85,34 +83,6 @@ def test_users_evaluate_log_and_save(tiny):
     assert not any("accuracy" in name for name in seen[False])
 
 
-@only("engines")
-def test_the_interval_of_a_median(tiny):
-    for number, rank in [(4, None), (5, 1), (7, 1), (8, 2), (9, 2), (20, 6)]:  # from the quantiles of fair coins
-        values = [float(value) for value in range(number, 0, -1)]
-        assert tiny.interval(values) == (None if rank is None else (rank, number + 1 - rank))
-        assert ("90 %" in tiny.describe(values, [1.0] * number)) == (rank is not None)
-    sizes = tiny.sizes_of_synthetic()
-    assert (len(sizes), sizes.min(), sizes.max(), np.median(sizes)) == (30, 40, 3206, 97.5)
-
-
-@only("processes")
-def test_the_best_ratio_shares_whole_clients(tiny):
-    for rounds, expected in [([[3, 1, 1]], 5 / 3), ([[2, 2], [4]], 8 / 6), ([[3, 3, 2, 2, 2]], 2.0), ([[5]], 1.0)]:
-        assert tiny.best_ratio(rounds) == pytest.approx(expected)
-
-
-@only("loading")
-def test_all_ways_give_the_same_kind_of_images(tiny, tmp_path):
-    root = write_image_folder(tmp_path / "images", num_per_class=8)
-    for loaders in tiny.prepare(root, 2, 12).values():
-        for loader in loaders:
-            (inputs, targets), *rest = loader(1)
-            assert not rest
-            assert (inputs.shape, inputs.dtype, targets.dtype) == ((12, 3, 16, 16), torch.float32, torch.int64)
-        targets = torch.cat([next(iter(loader(1)))[1] for loader in loaders])
-        assert targets.bincount().tolist() == [8, 8, 8]
-
-
 @only("methods")
 def test_every_exported_method_has_a_grid(tiny):
     names = tiny.method_names()
@@ -123,44 +93,6 @@ def test_every_exported_method_has_a_grid(tiny):
 
 
 # benchmarks/many_clients.py
-
-
-@only("many_clients")
-def test_clients_are_made_by_index_from_the_seed(tiny):
-    for kind in (tiny.GeneratedImages, tiny.GeneratedRows):
-        first, again = kind(1000), kind(1000)
-        batch = first.client_dataset(7, "train").batch(torch.arange(5))
-        other = again.client_dataset(8, "train").batch(torch.arange(5))
-        assert torch.equal(batch[0], again.client_dataset(7, "train").batch(torch.arange(5))[0])
-        assert not torch.equal(batch[0], other[0])
-        assert first.partition_hash() == again.partition_hash() != kind(999).partition_hash()
-        assert len(first.client_dataset(7, "train")) == first.num_samples("train")[7]
-
-
-@only("many_clients")
-@pytest.mark.nightly(reason="whole runs by a script that only developers run")
-@pytest.mark.usefixtures("forks")
-def test_a_difference_after_a_kill_would_be_seen(tiny, tmp_path):
-    """In a row, and in last.ckpt."""
-    assert [("bitwise equal" in row) for row in list(tiny.killed_rows(300, 20))[1:]] == [True, True]
-    run = tiny.Run("images", 300, 2, 1, str(tmp_path))
-    run.finish()
-    expected = tiny.digests(run)
-    assert expected == tiny.digests(tiny.Run(**asdict(run)))
-    checkpoints = run.version / "checkpoints"
-    content = torch.load(checkpoints / "last.ckpt", weights_only=True)
-    slots = content["fedbc_lightning"]["federation"]["clients"]["file"]["slots"]["local_model"]
-    client = int(slots.nonzero()[0])
-    rows = bytearray((checkpoints / "clients.bin").read_bytes()[: 4096 + 248_024 * (client + 1)])
-    rows[-1] ^= 1
-    with (checkpoints / "clients.bin").open("r+b") as file:
-        file.write(rows)
-    changed = tiny.digests(run)
-    assert changed["clients.bin"] != expected["clients.bin"]
-    assert changed["last.ckpt"] == expected["last.ckpt"]
-    next(iter(content["state_dict"].values())).add_(1e-3)
-    torch.save(content, checkpoints / "last.ckpt")
-    assert tiny.digests(run)["last.ckpt"] != expected["last.ckpt"]
 
 
 # benchmarks/gpu.py, on a CPU

@@ -1,12 +1,10 @@
 """What the program prints of an exception in the code of a user: his lines, the place in the run, no other frames."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_fresh, run_python
 
 BOOM = """\
 from fedbc_lightning.models import LogisticRegression
@@ -23,23 +21,13 @@ class Vector(LogisticRegression):
     def training_step(self, batch, batch_idx):
         return self(batch[0]).sum(1)
 """
-OPTIONS = ("--model.num_features", "4", "--model.num_classes", "3", "--model")
-
-
-def fit(*words):
-    command = [sys.executable, "-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", *words]
-    return run(command)
-
-
-def run(command):
-    environment = {**os.environ, "PYTHONPATH": "."}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+FIT = ("-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", "--model.num_features", 4, "--model.num_classes", 3)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_users_lines_alone_and_where_it_was(project, devices):
     Path("mine.py").write_text(BOOM)
-    done = fit(*OPTIONS, "mine.Boom", "--trainer.devices", str(devices))
+    done = run_fresh([*FIT, "--model", "mine.Boom", "--trainer.devices", devices], project)
     assert done.returncode == 1
     rank = "[rank0]: " if devices == 2 else ""  # torch's own
     printed = [line.removeprefix(rank) for line in done.stderr.splitlines()]
@@ -50,7 +38,7 @@ def test_the_users_lines_alone_and_where_it_was(project, devices):
 
 def test_a_wrong_loss_is_one_line_with_the_place(project):
     Path("mine.py").write_text(BOOM)
-    done = fit(*OPTIONS, "mine.Vector", "--trainer.devices", "2")
+    done = run_python([*FIT, "--model", "mine.Vector", "--trainer.devices", 2], project)
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if "error: " in line]
     assert "mine.py, line 12) returned a loss of shape (5,)" in said

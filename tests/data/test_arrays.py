@@ -144,10 +144,7 @@ def test_bad_files_are_named(tmp_path, name, write, message):
         ({"targets": [["a"]] * 30}, r"data\.targets: found <U1 of shape \(30, 1\); give .* or names of classes \(M,\)"),
         ({"targets": TARGETS - 1}, r"data\.targets: found class -1; number the classes"),
         ({"test_inputs": INPUTS}, "give both or neither"),
-        (
-            {"test_inputs": INPUTS[:, :3], "test_targets": TARGETS},
-            r"data\.test_inputs: float32 of .*\(3,\), but data.inputs",
-        ),
+        ({"test_inputs": INPUTS[:, :3], "test_targets": TARGETS}, r"test_inputs: float32 of .*\(3,\), but data.inp"),
         ({"test_inputs": INPUTS, "test_targets": TARGETS * 0.5}, r"data\.test_targets: float32"),
     ],
 )

@@ -1,12 +1,10 @@
 """Digits, and what all ready data do alike: they load once, split as asked, and follow the seed."""
 
-import pytest
 import torch
 from fedbc_lightning.datamodules import DigitsDataModule
 from helpers.data_formats import ready
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import PowerLaw
 
 
@@ -35,14 +33,6 @@ def test_ordered_split_is_that_of_the_public_code():
         train, test = data.client_dataset(client, "train"), data.client_dataset(client, "test")
         assert len({int(digit) for _, digit in test}) == 1
         assert len(train) == int(0.8 * (len(train) + len(test)) + 1e-9)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"test_fraction": 0.0}, {"test_fraction": 1.2}, {"split_order": "random"}, {"batch_size": 0}]
-)
-def test_impossible_arguments(arguments):
-    with pytest.raises(ConfigurationError):
-        DigitsDataModule(**arguments)
 
 
 def test_the_partition_follows_seed_everything(monkeypatch):

@@ -116,18 +116,6 @@ def test_defaults_of_the_regression():
     assert not torch.equal(other.source.pool.tensors[0], data.source.pool.tensors[0])
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        (SyntheticDataModule, {"alpha": -1.0, "num_classes": 1}),
-        (SyntheticRegressionDataModule, {"samples_per_client": 0, "dimension": 1.5}),
-    ],
-)
-def test_impossible_arguments(kind, arguments):
-    with pytest.raises(ConfigurationError, match=r".*".join(rf"data\.{name}" for name in arguments)):
-        kind(**arguments)
-
-
 # the public code's draws, against a script written from their description
 
 NUM_CLIENTS, DIMENSION, NUM_CLASSES = 30, 60, 10

@@ -201,8 +201,6 @@ def test_a_client_is_one_whatever_its_type(tmp_path, kinds):
         ({"categorical": ["hospital"]}, r"data\.categorical: no column 'hospital' in the features of '.*t\.csv'"),
         ({"features": ["age", "ill"], "categorical": []}, r"data\.features: got age, ill; .* without data\.target"),
         ({"categorical": None}, r"data\.features: 'blood' of .* holds 'A' in row 1, .*data\.categorical"),
-        ({"task": "ranking"}, r"data\.task"),
-        ({"missing": "mean"}, r"data\.missing"),
         ({"exclude": ["bloood"]}, "data.exclude: no column 'bloood' in .*; did you mean 'blood'"),
         ({"exclude": ["age"], "features": ["pressure"]}, "data.exclude: data.features names all inputs already"),
         ({"features": ["age", "hospital"], "categorical": []}, r"data\.features: got age, hospital; .*data.client"),

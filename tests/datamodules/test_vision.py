@@ -168,8 +168,6 @@ def test_mnist_personal(tmp_path):
         (EMNISTDataModule, {"split": "by_class"}, "split"),
         (EMNISTDataModule, {"split": "letters", "classes": [26]}, "classes.*0 to 25"),
         (EMNISTDataModule, {"classes": [1, 1]}, "classes.*each once"),
-        (MNISTRobustDataModule, {"negated_fraction": 1.5}, "negated_fraction"),
-        (MNISTPersonalDataModule, {"negated_fraction": -0.1}, "negated_fraction"),
         (MNISTPersonalDataModule, {"noise_scale": math.inf}, "noise_scale"),
     ],
 )

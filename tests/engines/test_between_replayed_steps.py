@@ -3,7 +3,8 @@
 import pytest
 import torch
 from helpers.boring import BoringData, assert_equal_trees, read_csv, without_times
-from test_recorded_steps import Smooth, compare, recordings, run
+from helpers.steps import Smooth
+from test_recorded_steps import compare, recordings, run
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset

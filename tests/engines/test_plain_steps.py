@@ -1,10 +1,9 @@
 """Steps that nobody watches: the bare loop gives the numbers of the one with every hook in it, bit for bit."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_trainer
+from helpers.boring import BoringModel
+from helpers.steps import OPTIMIZERS, assert_same_run, fit
 from lightning.pytorch import Callback
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -12,15 +11,7 @@ from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import FedAvgPlus
 from fedbc_lightning.engines.client_run import OptimizerRun
 from fedbc_lightning.engines.hooked_step import HookedStep
-from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
-
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.1),
-    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
-    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.5),
-    "groups": lambda p: torch.optim.RMSprop([{"params": p[:1]}, {"params": p[1:3], "lr": 0.05}], 0.01),
-}
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 
 BY_VALUE = {"gradient_clip_algorithm": "value"}
 
@@ -48,13 +39,8 @@ class Model(BoringModel):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}] * self.schedules
 
 
-def run(root, algorithm, watched, model=None, kind=Model, **kwargs):
-    torch.manual_seed(1)
-    model = kind(**(model or {}))
-    kwargs = {"max_rounds": 2} | kwargs
-    trainer = make_trainer(root, callbacks=[Watcher()] * watched, name=f"watched-{watched}", **kwargs)
-    trainer.fit(model, BoringData(), algorithm())
-    return trainer
+def run(root, algorithm=FedAvg, model=Model, is_watched=False, **options):
+    return fit(root, model, algorithm, callbacks=[Watcher()] * is_watched, **{"local_epochs": 1} | options)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +63,9 @@ def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
     for owner, name in ((OptimizerRun, "_take_written"), (HookedStep, "take")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
-    plain, watched = (run(tmp_path, algorithm, is_watched, model, **options) for is_watched in (False, True))
+    plain, watched = (run(tmp_path, algorithm, lambda: Model(**model), k, **options) for k in (False, True))
     assert set(ways) == {"_take_written", "take"}
-    first, second = (state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (plain, watched))
-    first.pop("fingerprint"), second.pop("fingerprint")
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
-    tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (plain, watched)]
-    assert tables[0] == tables[1]
+    assert_same_run(plain, watched)
 
 
 def test_step_hooks_of_torch_are_called(tmp_path):
@@ -91,7 +73,7 @@ def test_step_hooks_of_torch_are_called(tmp_path):
     calls = []
     handle = register_optimizer_step_post_hook(lambda *args: calls.append("global"))
     try:
-        run(tmp_path, FedAvg, False)
+        run(tmp_path)
     finally:
         handle.remove()
     num_steps = len(calls)
@@ -103,7 +85,7 @@ def test_step_hooks_of_torch_are_called(tmp_path):
             optimizer.register_step_pre_hook(lambda *args: calls.append("own"))
             return optimizer
 
-    run(tmp_path, FedAvg, False, kind=Hooked)
+    run(tmp_path, model=Hooked)
     assert calls.count("own") == num_steps
 
 
@@ -116,6 +98,6 @@ class Zeroing(Model):
 
 
 def test_a_step_that_zeroes_gradients_itself_is_trained(tmp_path):
-    runs = [run(tmp_path, FedAvg, False, {"optimizer": "adam"}, kind) for kind in (Zeroing, Model)]
+    runs = [run(tmp_path, model=lambda kind=kind: kind("adam")) for kind in (Zeroing, Model)]
     zeroing, plain = (module_state_of(trainer.federation) for trainer in runs)
     torch.testing.assert_close(zeroing, plain, rtol=0, atol=0)

@@ -3,82 +3,40 @@
 import functools
 import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fedbc_lightning.models import CIFARCNN, LogisticRegression
-from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
+from helpers import steps
+from helpers.boring import BoringData, BoringModel
+from helpers.steps import (
+    Branching,
+    Dropping,
+    Listed,
+    LogsTheMost,
+    Measuring,
+    Recurrent,
+    Smooth,
+    assert_same_run,
+)
 from lightning.pytorch import Callback
-from test_plain_steps import OPTIMIZERS
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC, recordable
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedBC, recordable
 from fedbc_lightning.engines.recorded import step_recorder
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
-from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 
-class Model(BoringModel):
-    """No buffers; logs a tensor and a number."""
-
-    def __init__(self, optimizer="momentum"):
-        super().__init__()
-        self.kind = optimizer
-        self.net = nn.Sequential(nn.Linear(10, 8), self.make_middle(), nn.Linear(8, 3))
-
-    def make_middle(self):
-        return nn.Tanh()
-
-    def training_step(self, batch, batch_idx):
-        inputs, targets = batch
-        outputs = self(inputs)
-        self.log("train_size", 0.1 * len(targets))
-        self.log("train_accuracy", (outputs.argmax(1) == targets).float().mean(), batch_size=3)
-        self.log("train_most", outputs.max(), reduce_fx="max")
-        return {"loss": functional.cross_entropy(outputs, targets)}
-
-    def configure_optimizers(self):
-        return OPTIMIZERS[self.kind](list(self.parameters()))
-
-
-class Inplace(Model):
+class Inplace(Smooth):
     def make_middle(self):
         return nn.ReLU(inplace=True)
 
 
-class Dropping(Model):
-    """Logs nothing but means, for the vectorized engine."""
-
-    def make_middle(self):
-        return nn.Dropout(0.5)
-
-    def training_step(self, batch, batch_idx):
-        outputs = self(batch[0])
-        self.log("train_size", 0.1 * len(batch[1]))
-        self.log("train_accuracy", (outputs.argmax(1) == batch[1]).float().mean(), batch_size=3)
-        return functional.cross_entropy(outputs, batch[1])
-
-
-class Smooth(Dropping):
-    def make_middle(self):
-        return nn.Tanh()
-
-
-class Recurrent(Smooth):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.LSTM(10, 3)
-
-    def forward(self, inputs):
-        return self.net(inputs)[0]
-
-
-class Tied(Model):
+class Tied(Smooth):
     """Two layers with one weight, a frozen one, a normalised one, class weights in a plain attribute."""
 
     def __init__(self):
@@ -192,39 +150,25 @@ def recordings(monkeypatch):
     return seen
 
 
-def run(root, model, algorithm=FedAvg, data=BoringData, ckpt_path=None, **options):
-    torch.manual_seed(0)
-    options = {
-        "eval_every_n_rounds": 0,
-        "clients_per_round": 4,
-        "max_rounds": 2,
-        "local_epochs": 2,
-        "record_steps": True,
-    } | options
-    trainer = make_trainer(root, **options)
-    trainer.fit(model(), data(), algorithm(), ckpt_path=ckpt_path)
-    return trainer
+def run(root, model, *arguments, **options):
+    return steps.fit(root, model, *arguments, **{"clients_per_round": 4, "record_steps": True} | options)
 
 
-def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
+def compare(root, monkeypatch, model, *arguments, **options):
     """The run as it is against one in which no step is recorded: the state and the tables, bit for bit."""
-    recorded = run(root, model, algorithm, name="recorded", **options)
+    recorded = run(root, model, *arguments, name="recorded", **options)
     with monkeypatch.context() as patch:
         patch.setattr(step_recorder, "RECORD_AFTER", {"single": 10**9, "mapped": 10**9})
-        written = run(root, model, algorithm, name="written", **options)
-    assert_equal_trees(state_of(recorded.federation), state_of(written.federation))
-    assert_equal_trees(module_state_of(recorded.federation), module_state_of(written.federation))
-    tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (recorded, written)]
-    assert tables[0] == tables[1]
+        assert_same_run(recorded, run(root, model, *arguments, name="written", **options))
     return recorded
 
 
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        (lambda: Model(optimizer="adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
-        (lambda: Model(optimizer="groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
-        (lambda: Model(optimizer="momentum"), {"local_epochs": None, "local_steps": 23, "max_rounds": 3}),
+        (lambda: LogsTheMost("adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
+        (lambda: LogsTheMost("groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
+        (LogsTheMost, {"local_epochs": None, "local_steps": 23, "max_rounds": 3}),
         (Inplace, {}),
         (Dropping, {}),
         (Tied, {}),
@@ -250,26 +194,19 @@ def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
 
 
 def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, monkeypatch):
-    whole = run(tmp_path, Model, name="whole", max_rounds=4)
-    run(tmp_path, Model, name="half", max_rounds=2)
+    whole = run(tmp_path, Smooth, name="whole", max_rounds=4)
+    run(tmp_path, Smooth, name="half", max_rounds=2)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 30, "mapped": 30})
-    rest = run(tmp_path, Model, name="half", max_rounds=4, ckpt_path="last")
-    assert_equal_trees(state_of(whole.federation), state_of(rest.federation))
+    assert_same_run(whole, run(tmp_path, Smooth, name="half", max_rounds=4, ckpt_path="last"))
 
 
-class Branching(Model):
+class Reading(Smooth):
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)["loss"]
-        return loss if loss > 1.1 else loss * 2
-
-
-class Reading(Model):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)["loss"]
+        loss = super().training_step(batch, batch_idx)
         return loss * float(batch[0].numpy().max())
 
 
-class Masking(Model):
+class Masking(Smooth):
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
         return functional.cross_entropy(self(inputs[inputs[:, 0] > 0]), targets[inputs[:, 0] > 0])
@@ -283,38 +220,16 @@ class Writing(Smooth):
         return super().training_step(batch, batch_idx)
 
 
-class Measuring(Model):
-    def __init__(self):
-        super().__init__()
-        self.accuracy = MulticlassAccuracy(3)
-
-    def training_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        self.log("train_mean", self.accuracy)
-        return super().training_step(batch, batch_idx)
-
-
-class Hooked(Model):
+class Hooked(Smooth):
     def __init__(self):
         super().__init__()
         self.net[0].register_forward_hook(lambda module, args, output: output * 2)
 
 
-class Skipping(Model):
+class Skipping(Smooth):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return None if len(batch[0]) < 16 else loss
-
-
-class Listed(Model):
-    """Its penalty reaches the weights through a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.decayed = [layer.weight for layer in self.net if isinstance(layer, nn.Linear)]
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)["loss"] + 0.05 * sum(w.pow(2).sum() for w in self.decayed)
 
 
 @pytest.mark.parametrize(
@@ -415,9 +330,9 @@ def test_a_line_says_once_what_a_promise_would_save(tmp_path, caplog, recordings
     )
 
 
-class FactoredByRound(Model):
+class FactoredByRound(Smooth):
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)["loss"] * self.trainer.current_round
+        return super().training_step(batch, batch_idx) * self.trainer.current_round
 
 
 @pytest.mark.filterwarnings("ignore:.*something else than when it was recorded")

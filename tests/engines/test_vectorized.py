@@ -9,53 +9,23 @@ import pytest
 import torch
 from fedbc_lightning.datamodules import ArraysDataModule
 from fedbc_lightning.models import CIFARCNN
-from helpers.boring import BoringData, BoringModel, Hidden, assert_equal_trees, make_trainer, read_csv
+from helpers import steps
+from helpers.boring import BoringData, BoringModel, Hidden, read_csv
+from helpers.steps import Branching, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth, assert_same_run
 from lightning.pytorch import Callback
-from test_plain_steps import OPTIMIZERS
 from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
-from torch.nn import functional
 from torch.utils.data import TensorDataset, default_collate
-from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, Ditto, PerFedAvg, PerFedBC, PFedMe
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data import ArrayDataset
-from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
 from fedbc_lightning.run.processes import _error_of
 from fedbc_lightning.server import DualAscent, WeightedAverage
-
-
-class Model(BoringModel):
-    """Smooth, without buffers; logs a number of its own."""
-
-    def __init__(self, optimizer="sgd"):
-        super().__init__()
-        self.kind = optimizer
-        self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    def training_step(self, batch, batch_idx):
-        inputs, targets = batch
-        outputs = self(inputs)
-        self.log("train_size", float(len(targets)))
-        self.log_dict({"train_accuracy": (outputs.argmax(1) == targets).float().mean()})
-        return {"loss": functional.cross_entropy(outputs, targets)}
-
-    def configure_optimizers(self):
-        return OPTIMIZERS[self.kind](list(self.parameters()))
-
-
-class Recurrent(Model):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.LSTM(10, 3)
-
-    def forward(self, inputs):
-        return self.net(inputs)[0]
 
 
 class ItemData(BoringData):
@@ -82,27 +52,17 @@ class Unequal(BoringData):
         return TensorDataset(inputs.repeat(2, 1)[:size], targets.repeat(2)[:size])
 
 
-class LogsTheTail(Model):
+class LogsTheTail(Smooth):
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)["loss"]
+        loss = super().training_step(batch, batch_idx)
         if len(batch[0]) < 16:
             self.log("train_tail", loss.detach())
         return loss
 
 
-def fit(root, engine, algorithm=FedAvg, model=Model, data=BoringData, ckpt_path=None, **options):
-    torch.manual_seed(0)
-    options = {
-        "precision": "64-true",
-        "clients_per_round": 5,
-        "max_rounds": 2,
-        "local_epochs": 2,
-        "eval_every_n_rounds": 0,
-        "name": engine,
-    } | options
-    trainer = make_trainer(root, engine=engine, **options)
-    trainer.fit(model(), data(), algorithm(), ckpt_path=ckpt_path)
-    return trainer
+def fit(root, engine, algorithm=FedAvg, model=Smooth, *arguments, **options):
+    own = {"engine": engine, "name": engine, "precision": "64-true", "clients_per_round": 5} | options
+    return steps.fit(root, model, algorithm, *arguments, **own)
 
 
 def compare(root, tolerance=1e-12, **options):
@@ -126,11 +86,12 @@ def compare(root, tolerance=1e-12, **options):
     "options",
     [
         {},
-        {"model": lambda: Model("momentum"), "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
-        {"model": lambda: Model("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"model": lambda: Model("groups"), "algorithm": SCAFFOLD},
-        {"model": lambda: Model("adagrad")},
-        {"local_epochs": None, "local_steps": 7},
+        {"model": Smooth, "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
+        {"model": lambda: Smooth("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"model": lambda: Smooth("groups"), "algorithm": SCAFFOLD},
+        {"model": lambda: Smooth("adagrad")},
+        {"model": lambda: Smooth("maximize")},
+        {"model": lambda: Smooth("sgd"), "local_epochs": None, "local_steps": 7},
         {"data": lambda: BoringData(drop_last=True)},
         {"data": ItemData},
         {"stragglers": Stragglers(0.5, 0.0)},
@@ -156,10 +117,10 @@ SEVEN = {"local_epochs": None, "local_steps": 7}
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithm": lambda: PerFedAvg(0.1, 0.1, variant="hessian_free"), "model": lambda: Model("momentum")} | SEVEN,
+        {"algorithm": lambda: PerFedAvg(0.1, 0.1, variant="hessian_free"), "model": Smooth} | SEVEN,
         {"algorithm": lambda: PerFedBC(0.1, 0.1, 0.1, num_inner_steps=2, dual_init=0.1)} | SEVEN,
-        {"algorithm": lambda: PFedMe(penalty=2.0, personal_lr=0.1), "model": lambda: Model("momentum")} | SEVEN,
-        {"algorithm": lambda: APFL(adaptive=True), "model": lambda: Model("groups"), "data": ItemData} | SEVEN,
+        {"algorithm": lambda: PFedMe(penalty=2.0, personal_lr=0.1), "model": Smooth} | SEVEN,
+        {"algorithm": lambda: APFL(adaptive=True), "model": lambda: Smooth("groups"), "data": ItemData} | SEVEN,
         {"algorithm": lambda: APFL(adaptive=True), "stragglers": Stragglers(0.5, 0.0)},
         {"algorithm": lambda: composed(Armijo())} | SEVEN,
         {"algorithm": lambda: composed(ModelAgnostic(0.1, 0.1), [ProximalTerm("dual", 2.0)])} | SEVEN,
@@ -230,14 +191,7 @@ def test_resume_is_bitwise(tmp_path, algorithm):
     whole = fit(tmp_path, "vectorized", algorithm, max_rounds=3, name="whole", **SEVEN)
     fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts", **SEVEN)
     trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=3, name="parts", ckpt_path="last", **SEVEN)
-    assert_equal_trees(state_of(trainer.federation), state_of(whole.federation))
-    assert_equal_trees(module_state_of(trainer.federation), module_state_of(whole.federation))
-
-
-class Dropped(Model):
-    def __init__(self):
-        super().__init__()
-        self.net.insert(1, nn.Dropout(0.5))
+    assert_same_run(trainer, whole)
 
 
 def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
@@ -245,16 +199,16 @@ def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
 
     def length(variant):
         algorithm = PerFedAvg(0.1, 0.01, variant=variant)
-        z = fit(tmp_path, "vectorized", lambda: algorithm, Dropped, max_rounds=1, name=variant, **SEVEN).server.z
+        z = fit(tmp_path, "vectorized", lambda: algorithm, Dropping, max_rounds=1, name=variant, **SEVEN).server.z
         torch.manual_seed(0)
-        return (z - torch.cat([p.detach().reshape(-1) for p in Dropped().parameters()])).norm()
+        return (z - torch.cat([p.detach().reshape(-1) for p in Dropping().parameters()])).norm()
 
     assert length("hessian_free") < 3 * length("first_order")
 
 
 def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
     with caplog.at_level("INFO"):
-        first, second = (fit(tmp_path, "vectorized", model=Dropped, name=name) for name in "ab")
+        first, second = (fit(tmp_path, "vectorized", model=Dropping, name=name) for name in "ab")
     said = "vectorized draws what training_step draws, such as dropout, for a whole cohort at once"
     assert caplog.text.count(said) == 2  # once a run
     assert torch.equal(first.server.z, second.server.z)
@@ -328,96 +282,63 @@ class Watcher(Callback):
         pass
 
 
-class Scheduled(Model):
+class Scheduled(Smooth):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-class Lbfgs(Model):
+class Lbfgs(Smooth):
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters())
 
 
-class Asking(Model):
+class Asking(Smooth):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1 / self.trainer.max_epochs)
 
 
-class Measured(Model):
-    def __init__(self):
-        super().__init__()
-        self.accuracy = MulticlassAccuracy(3)
-
-    def training_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        return super().training_step(batch, batch_idx)
-
-
-class Summed(Model):
-    def training_step(self, batch, batch_idx):
-        self.log("train_most", batch[0].max(), reduce_fx="max")
-        return super().training_step(batch, batch_idx)
-
-
-class Unused(Model):
+class Unused(Smooth):
     def __init__(self):
         super().__init__()
         self.left = nn.Linear(2, 2)
 
 
-class Branching(Model):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)["loss"]
-        return loss if loss > 0 else loss * 2
-
-
-class Silent(Model):
+class Silent(Smooth):
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
 
 
-class Stepping(Model):
+class Stepping(Smooth):
     def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
         optimizer.step(closure)
 
 
-class ClampedGradients(Model):
+class ClampedGradients(Smooth):
     def __init__(self):
         super().__init__()
         for parameter in self.parameters():
             parameter.register_hook(lambda gradient: gradient.clamp(-0.15, 0.15))
 
 
-class ClampedLate(Model):
+class ClampedLate(Smooth):
     def __init__(self):
         super().__init__()
         for parameter in self.parameters():
             parameter.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.15, 0.15))
 
 
-class Projected(Model):
+class Projected(Smooth):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         optimizer.register_step_post_hook(lambda *_: [p.data.clamp_(-0.1, 0.1) for p in self.parameters()])
         return optimizer
 
 
-class CountsTheTail(Model):
+class CountsTheTail(Smooth):
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)["loss"]
+        loss = super().training_step(batch, batch_idx)
         return loss * (1 + batch_idx) if len(batch[0]) < 16 else loss
-
-
-class Listed(Model):
-    """Its penalty reaches the weights through a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.decayed = [self.net[0].weight]
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)["loss"] + 0.05 * self.decayed[0].square().sum()
 
 
 def as_dict(items):
@@ -433,8 +354,8 @@ def as_dict(items):
         ({"model": Asking}, "reads self.trainer"),
         ({"model": BoringModel}, "BatchNorm"),
         ({"model": Stepping}, "own optimizer_step"),
-        ({"model": Measured}, "torchmetrics Metric"),
-        ({"model": Summed}, "self.log\\('train_most'\\)"),
+        ({"model": Measuring}, "torchmetrics Metric"),
+        ({"model": LogsTheMost}, "self.log\\('train_most'\\)"),
         ({"model": Unused}, "'left.(weight|bias)' has no gradient"),
         ({"model": Branching}, "cannot map Branching.training_step over clients"),
         ({"model": Silent}, "training_step returns no loss"),

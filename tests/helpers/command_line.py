@@ -36,8 +36,8 @@ from fedbc_lightning.data import FederatedDataModule
 
 
 class TinyData(FederatedDataModule):
-    def __init__(self, num_clients: int = 4, batch_size: int = 5):
-        super().__init__(batch_size)
+    def __init__(self, num_clients: int = 4, batch_size: int = 5, val_fraction: float = 0.0, heldout_clients=None):
+        super().__init__(batch_size, val_fraction=val_fraction, heldout_clients=heldout_clients)
         self._num_clients = num_clients
 
     @property

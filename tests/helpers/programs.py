@@ -113,12 +113,11 @@ class Forked:
     be the same again whatever the order of sets is compared with one of these. No ``atexit`` runs in a fork.
     """
 
-    def __init__(self, words: Words, cwd: Path, folder: Path, environment: Mapping[str, str]):
+    def __init__(self, words: Words, cwd: Path, files: Mapping[int, Path], environment: Mapping[str, str]):
         self.words = [str(word) for word in words]
-        self._files = folder / "out", folder / "err"
+        self._files = files
         ensure_preloaded()
-        given = self.words, str(cwd), dict(environment), tuple(map(str, self._files))
-        self._process = START.Process(target=_become, args=given)
+        self._process = START.Process(target=_become, args=(self.words, str(cwd), dict(environment), files))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -131,24 +130,33 @@ class Forked:
         """Send it SIGKILL."""
         self._process.kill()
 
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.join()
+
     def send_signal(self, number: int) -> None:
         """Send it another one, if it lives."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     @property
+    def _is_open(self) -> bool:
+        return any(map(_is_locked, self._files.values()))
+
+    @property
     def printed(self) -> tuple[str, str]:
         """Its standard output and error so far."""
-        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in self._files)
+        files = (self._files[1], self._files[2])
+        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in files)
         return out, err
 
     def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Its exit status, and what it and all that it has started have printed: until the last of them has ended."""
         deadline = time.monotonic() + seconds
         self._process.join(seconds)
-        while self.poll() is not None and any(map(_is_open, self._files)) and time.monotonic() < deadline:
+        while self.poll() is not None and self._is_open and time.monotonic() < deadline:
             time.sleep(0.01)
-        who = "it" if self.poll() is None else "what it has started" if any(map(_is_open, self._files)) else None
+        who = "it" if self.poll() is None else "what it has started" if self._is_open else None
         if who is not None:
             kill_session(self)
             pytest.fail(f"{who} hangs: {' '.join(self.words)}\n{self.printed}")
@@ -161,14 +169,13 @@ def forked(
 ) -> Iterator[Forked]:  # fmt: skip
     """``python`` with these words, killed at the end with all that it has started."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Forked(
-            words, cwd, Path(folder), program_environment(**changes) if environment is None else environment
-        )
+        files = {1: Path(folder, "out"), 2: Path(folder, "err")}
+        program = Forked(words, cwd, files, program_environment(**changes) if environment is None else environment)
         try:
             yield program
         finally:
             kill_session(program)
-            program._process.join()
+            program.wait()
 
 
 def run_python(words: Words, cwd: Path, **changes: object) -> subprocess.CompletedProcess[str]:
@@ -215,8 +222,8 @@ def run_forked(
     return done
 
 
-def _is_open(path: Path) -> bool:
-    """Whether a process that :func:`_become` made still has it, or one that was started by it."""
+def _is_locked(path: Path) -> bool:
+    """Whether a process that :func:`_become` made still prints there, or one that was started by it."""
     if not path.exists():
         return False
     with path.open() as file:
@@ -240,18 +247,19 @@ def ensure_preloaded() -> None:
         os.chdir(here)
 
 
-def _become(command: list[str], cwd: str, environment: dict[str, str], files: tuple[str, str]) -> None:
-    """Be that program from here on, with what it prints in files."""
+def take_streams(files: Mapping[int, Path]) -> None:
+    """Have these as standard input, output and error; a terminal is then the controlling one."""
     os.setsid()
-    for stream, path in enumerate(files, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
-    become(command, cwd, environment)
-
-
-def become(command: list[str], cwd: str, environment: dict[str, str]) -> None:
-    """Be that program, whose standard output and error are in place."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    for stream, path in files.items():
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), stream)
+        if not os.isatty(stream):
+            fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
+
+
+def _become(command: list[str], cwd: str, environment: dict[str, str], files: Mapping[int, Path]) -> None:
+    """Be that program from here on."""
+    take_streams(files)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what nohup starts ignores it
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115

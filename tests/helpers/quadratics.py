@@ -69,7 +69,7 @@ class QuadraticModule(LightningModule):
         return torch.cat([self.head, self.tail]).detach().cpu().numpy().copy()
 
     def from_layout(self, flat: np.ndarray) -> np.ndarray:
-        """The trainer's flat vector (ordered by optimizer group, DESIGN section 2) as (head, tail)."""
+        """The trainer's flat vector (ordered by optimizer group) as (head, tail)."""
         return flat if self.tail_lr is None else np.concatenate([flat[-1:], flat[:-1]])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

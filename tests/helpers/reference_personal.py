@@ -179,11 +179,6 @@ class L2Problem:
         scale = len(parts) * len(parts[component]) / size
         return scale * gradient(self.clients, client, w, parts[component])
 
-    def full_gradient(self, x: np.ndarray) -> np.ndarray:
-        """Of the objective, in x (N, d)."""
-        own = np.stack([gradient(self.clients, i, x[i]) for i in range(len(x))])
-        return (own + self.penalty * (x - x.mean(0))) / len(x)
-
     def minimiser(self) -> np.ndarray:
         """argmin (N, d) of the objective, by one linear solve."""
         number, dim = len(self.clients), self.clients[0][1].shape[1]

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pyte
 import pytest
 
-from helpers.programs import START, Words, become, ensure_preloaded, kill_session, program_environment
+from helpers.programs import Forked, Words, kill_session, program_environment, take_streams
 
 ROWS = 200
 CTRL_C = "\x03"
@@ -46,15 +46,13 @@ class OnTerminal:
         self._stream = pyte.ByteStream(self._screen)
         self._terminal, other_end = pty.openpty()
         fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, width, 0, 0))
-        start = _start_fresh if is_fresh else _start_forked
-        self._process = start(os.ttyname(other_end), [str(word) for word in words], str(cwd), environment)
-        assert self._process.pid is not None
-        self.pid, self.kill = self._process.pid, self._process.kill
+        streams = dict.fromkeys(range(3), Path(os.ttyname(other_end)))
+        if is_fresh:
+            command, take = [sys.executable, *map(str, words)], partial(take_streams, streams)
+            self.program: Any = subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=take)
+        else:
+            self.program = Forked(words, cwd, streams, environment)
         os.close(other_end)
-
-    def poll(self) -> int | None:
-        """Its exit status, if it has ended."""
-        return self._process.poll() if isinstance(self._process, subprocess.Popen) else self._process.exitcode
 
     @property
     def lines(self) -> list[str]:
@@ -92,7 +90,7 @@ class OnTerminal:
         while self._read():
             if time.monotonic() > deadline:
                 pytest.fail(f"it hangs: {self.lines}")
-        return self.poll()
+        return self.program.poll()
 
     def _read(self) -> bool:
         """Read what was printed, and return whether more may come."""
@@ -102,33 +100,9 @@ class OnTerminal:
             printed = os.read(self._terminal, 65536)
         except OSError:  # the other end is closed, or not yet open
             time.sleep(0.01)
-            return self.poll() is None
+            return self.program.poll() is None
         self._stream.feed(printed)
         return bool(printed)
-
-
-def _take(terminal: str) -> None:
-    """Have it as the controlling terminal."""
-    os.setsid()
-    opened = os.open(terminal, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(opened, stream)
-
-
-def _start_fresh(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=environment, preexec_fn=partial(_take, terminal))
-
-
-def _start_forked(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> BaseProcess:
-    ensure_preloaded()
-    process = START.Process(target=_become, args=(terminal, words, cwd, environment))
-    process.start()
-    return process
-
-
-def _become(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> None:
-    _take(terminal)
-    become(words, cwd, environment)
 
 
 @contextmanager
@@ -140,9 +114,6 @@ def on_terminal(
     try:
         yield program
     finally:
-        kill_session(program)
+        kill_session(program.program)
         os.close(program._terminal)
-        if isinstance(program._process, subprocess.Popen):
-            program._process.wait()
-        else:
-            program._process.join()
+        program.program.wait()

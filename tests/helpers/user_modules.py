@@ -383,17 +383,6 @@ class SetupClassifier(_Classifier):
             self.net = nn.Sequential(nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, CLASSES))
 
 
-class ZeroGradClassifier(_Classifier):
-    """The optimizer_zero_grad override of Lightning's docs, and a closure-free look at gradients."""
-
-    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
-        optimizer.zero_grad(set_to_none=True)
-
-    def on_after_backward(self):
-        for parameter in self.parameters():
-            parameter.grad.mul_(0.5)
-
-
 class TiedGenerator(_Classifier):
     """Tied weights, and a parameter that only every other batch gives a gradient to."""
 
@@ -420,8 +409,7 @@ class TiedGenerator(_Classifier):
 MODULES = (
     LitAutoEncoder, OneCycleClassifier, MetricsClassifier, CollectionClassifier, BatchNormClassifier,
     AdamWGroupsClassifier, HooksClassifier, PlateauClassifier, DictClassifier, LBFGSClassifier, WarmupClassifier,
-    FrozenBackboneClassifier, OwnOptimizerClassifier, ChattyClassifier, SetupClassifier, ZeroGradClassifier,
-    TiedGenerator,
+    FrozenBackboneClassifier, OwnOptimizerClassifier, ChattyClassifier, SetupClassifier, TiedGenerator,
 )  # fmt: skip
 LOGGED: dict[type[LightningModule], tuple[str, ...]] = {
     OneCycleClassifier: ("train/lr",),

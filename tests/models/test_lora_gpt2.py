@@ -102,10 +102,6 @@ def test_peft_loads_a_clients_adapter(tmp_path):
     [
         ({"embedding_dim": 9, "num_heads": 2}, "model.embedding_dim: got 9; it must be a multiple of num_heads, 2"),
         ({"rank": 0}, "model.rank: got 0; give a whole number >= 1"),
-        ({"num_layers": 0}, "model.num_layers: got 0"),
-        ({"vocabulary_size": 0}, "model.vocabulary_size: got 0"),
-        ({"dropout": 1.0}, "model.dropout"),
-        ({"lr": 0.0}, "model.lr"),
     ],
 )
 def test_impossible_arguments_are_refused(options, message):

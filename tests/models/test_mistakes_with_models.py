@@ -25,9 +25,6 @@ from fedbc_lightning.core.errors import ConfigurationError
     ("model_class", "arguments", "message"),
     [
         (LogisticRegression, {"num_features": 0}, "model.num_features: got 0; give a whole number >= 1"),
-        (MLP, {"dropout": 1.0}, r"model.dropout: got 1.0; give a number in \[0, 1\)"),
-        (MLP, {"lr": 0.0}, "model.lr: got 0.0; give a number > 0"),
-        (LinearRegression, {"momentum": 1.0}, r"model.momentum: got 1.0; give a number in \[0, 1\)"),
         (CIFARCNN, {"image_size": 15}, "image_size=15 is too small"),
         (ResNet18GroupNorm, {"num_groups": 3}, "model.num_groups: got 3; it must divide 64"),
     ],

@@ -49,30 +49,6 @@ def test_bits_of_scalars(dtype, exponents, weights):
         assert same(mean.value(), expected)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [torch.tensor(0.1), 0.2, torch.tensor(0.3)],
-        [0.2, torch.tensor(0.1), torch.tensor(0.3)],
-        [torch.tensor(0.1), torch.tensor(0.1, dtype=DOUBLE)],
-        [torch.tensor(0.1, dtype=DOUBLE), torch.tensor(0.1)],
-        [torch.tensor(0.1, dtype=torch.bfloat16)] * 3,
-        [torch.tensor(3), torch.tensor(0.1)],
-        [torch.tensor(math.nan), torch.tensor(0.1)],
-        [0.1, 3, True],
-    ],
-)
-@pytest.mark.parametrize("weight", [3, 0.7, 1e-60, 10**17, torch.tensor(0.3)])
-def test_bits_of_numbers_of_several_kinds(values, weight):
-    weights = [weight] * len(values)
-    mean, expected = mean_of(values, weights), by_torch(values, weights)
-    assert same(mean.value(), expected)
-    outer = WeightedMean()
-    outer.add(mean.value(), 7)
-    outer.add(mean.value(), 9)
-    assert same(outer.value(), by_torch([expected, expected], [7, 9]))
-
-
 @pytest.mark.parametrize("before", [[], [0.3], [torch.tensor(0.3)], [-0.0]])
 @pytest.mark.parametrize(
     ("dtype", "reduce_fx", "batch_size"),

@@ -120,12 +120,7 @@ class Combined(Guarded):
     ("module", "data", "options", "names"),
     [
         (Guarded, lambda: UserData((9, 7)), {}, r"val_loss.*val_fraction=0.1 to super\(\).__init__"),
-        (
-            Guarded,
-            lambda: wrapped(DataLoader(_pairs(), batch_size=4)),
-            {},
-            r"val_loss.*set data.val_fraction, e.g. 0.1",
-        ),
+        (Guarded, lambda: wrapped(DataLoader(_pairs(), batch_size=4)), {}, r"val_loss.*set data.val_fraction, e"),
         (Guarded, Validated, {"eval_every_n_rounds": 0}, r"val_loss.*eval_every_n_rounds"),
         (Without, Validated, {}, r"val_loss.*validation_step"),
         (Misspelt, Validated, {}, r"'val_loss', which evaluation did not log; there is: .*losses/val_global"),
@@ -178,11 +173,8 @@ class Keeps(Callback):
 
 @pytest.mark.parametrize("monitor", ["val_loss", "valid/loss", "test_loss"])
 def test_a_callback_reads_the_metric_of_the_global_model_under_the_modules_name(tmp_path, monitor):
-    stop, best, keeps = (
-        EarlyStopping(monitor, min_delta=10.0, patience=2),
-        RoundCheckpoint(monitor, "min"),
-        Keeps(monitor),
-    )
+    best, keeps = RoundCheckpoint(monitor, "min"), Keeps(monitor)
+    stop = EarlyStopping(monitor, min_delta=10.0, patience=2)
     trainer = run(tmp_path, fresh(Validates), WithTest(), callbacks=[stop, best, keeps], enable_checkpointing=True)
     rows = read_csv(f"{trainer.log_dir}/metrics.csv")
     logged = [float(row["loss/global" if monitor == "test_loss" else "loss/val_global"]) for row in rows]

@@ -330,23 +330,6 @@ def test_writes_of_hooks_around_an_evaluation_are_not_kept_and_one_line_says_so(
         assert caplog.text.count("wrote into weights or buffers: that is neither evaluated nor kept") == len(callbacks)
 
 
-class Averaging(torch.optim.SGD):
-    """Holds other weights in training than in evaluation, as schedule-free optimizers do."""
-
-    def step(self, closure=None):
-        result = super().step(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["slow"] = parameter.detach() / 2
-        return result
-
-    def eval(self):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if "slow" in self.state[parameter]:
-                    parameter.data.copy_(self.state[parameter]["slow"])
-
-
 class WithHooks(BoringModel):
     """Writes down which hooks it hears, the round, whether it is in evaluation, and whether it holds z."""
 
@@ -355,14 +338,10 @@ class WithHooks(BoringModel):
         self.heard: list = []
         self.cleared: list = []
 
-    def configure_optimizers(self):
-        return Averaging(self.parameters(), self.hparams["lr"])
-
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
     def hear(self, name):
-        self.optimizers().eval()
         z = self.trainer_of_run.federation.server.staged("z")
         holds_z = torch.equal(torch.nn.utils.parameters_to_vector(self.parameters()), z)
         self.heard.append((self.trainer_of_run.current_round, name, self.training, torch.is_grad_enabled(), holds_z))
@@ -412,12 +391,6 @@ def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path):
         assert not any(training or grad for _, name, training, grad, _ in heard if name in order[1:-1])
     rows = read_csv(trainer.log_dir + "/metrics.csv")
     assert [row["of_callback"] for row in rows] == ["3.0", "", "3.0"]
-
-    plain = make_trainer(tmp_path / "plain", max_rounds=2)
-    quiet = make_model(WithHooks)
-    quiet.hear = lambda name: None
-    plain.fit(quiet, BoringData(500, val_fraction=0.25), FedAvg())
-    assert_equal_trees(state_of(trainer), state_of(plain))
 
     again = Listening()
     model.trainer_of_run = make_trainer(tmp_path, max_rounds=3, eval_every_n_rounds=2, callbacks=[again])

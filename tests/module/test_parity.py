@@ -1,4 +1,4 @@
-"""A user's module trains the same under plain Lightning and federated (ALGORITHMS 4.3, DESIGN 6, 11.1)."""
+"""A user's module trains the same under plain Lightning and federated (ALGORITHMS 4.3)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_two_rounds_equal_two_plain_fits(tmp_path, module_class):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_hooks_are_called_in_lightnings_order(tmp_path, accumulate):
-    """DESIGN 6: hooks of the module and of callbacks come in the order and with the arguments of Lightning."""
+    """Hooks of the module and of callbacks come in the order and with the arguments of Lightning."""
 
     class Spy(lightning.Callback):
         def __init__(self) -> None:
@@ -167,7 +167,7 @@ def test_a_module_may_skip_batches_and_the_rest_of_an_epoch(tmp_path, module_cla
 @pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-14), ("bf16-mixed", 0.0), ("bf16-true", 1e-2)])
 @pytest.mark.parametrize("module_class", [modules.BatchNormClassifier, modules.AdamWGroupsClassifier])
 def test_precisions_equal_plain_lightning(tmp_path, module_class, precision, bound):
-    """Section 4.3 under Lightning's precisions; server state stays at least float32 (DESIGN 2), so compare as plain."""
+    """Section 4.3 under Lightning's precisions; server state stays at least float32, so compare as plain."""
     found, expected = trained(tmp_path, module_class, precision=precision)
     assert_same(found.to(expected.dtype), expected, bound)
 
@@ -184,7 +184,7 @@ def test_precisions_equal_plain_lightning(tmp_path, module_class, precision, bou
     ],
 )
 def test_logged_values_equal_plain_lightnings(tmp_path, module_class, names):
-    """DESIGN 6: over one epoch of one client, what is logged by epoch has the value that lightning.Trainer gives it."""
+    """Over one epoch of one client, what is logged by epoch has the value that lightning.Trainer gives it."""
     expected = plain(tmp_path, fresh(module_class), UserData(), max_epochs=1).callback_metrics
     found = federated(tmp_path, fresh(module_class), UserData(), local_epochs=1).callback_metrics
     for ours, theirs in names.items():
@@ -193,7 +193,7 @@ def test_logged_values_equal_plain_lightnings(tmp_path, module_class, names):
 
 @pytest.mark.parametrize("module_class", [*LOGGED, modules.SetupClassifier])
 def test_several_clients_train_and_log(tmp_path, module_class):
-    """DESIGN 6, 9: two rounds, three unequal clients; train/loss and every logged name are in metrics.csv."""
+    """Two rounds, three unequal clients; train/loss and every logged name are in metrics.csv."""
     module = fresh(module_class)
     trainer = federated(tmp_path, module, UserData((23, 9, 14), test_size=4), max_rounds=2, clients_per_round=2)
     rows = [row for row in read_csv(f"{trainer.log_dir}/metrics.csv") if int(row["round"]) > 0]
@@ -211,7 +211,7 @@ def test_several_clients_train_and_log(tmp_path, module_class):
 
 
 def test_logged_values_are_means_over_samples(tmp_path):
-    """DESIGN 6: self.log averages over a client's steps by batch size, then over clients by samples."""
+    """What self.log is given is averaged over a client's steps by batch size, then over clients by samples."""
 
     class LogsBatchSize(LitAutoEncoder):
         def training_step(self, batch, batch_idx):
@@ -228,7 +228,7 @@ def test_logged_values_are_means_over_samples(tmp_path):
 
 
 def test_a_name_that_some_clients_log_is_the_mean_of_those(tmp_path):
-    """DESIGN 6: a mean over clients weighted by samples is over the clients that have the value."""
+    """A mean over clients weighted by samples is over the clients that have the value."""
 
     class LogsLate(LitAutoEncoder):
         def training_step(self, batch, batch_idx):
@@ -241,7 +241,7 @@ def test_a_name_that_some_clients_log_is_the_mean_of_those(tmp_path):
 
 
 def test_metric_objects_give_the_accuracy_of_all_samples_of_a_client(tmp_path):
-    """DESIGN 6: a logged torchmetrics object is computed once over the client's samples, and reset between clients."""
+    """A logged torchmetrics object is computed once over the client's samples, and reset between clients."""
 
     class Frozen(modules.MetricsClassifier):
         def configure_optimizers(self):
@@ -259,43 +259,15 @@ def test_metric_objects_give_the_accuracy_of_all_samples_of_a_client(tmp_path):
 
 
 def test_reduction_of_logged_values(tmp_path):
-    """DESIGN 6 with self.log's reduce_fx: largest of an epoch's steps, sum over them; then means over clients."""
+    """Largest of an epoch's steps, sum over them; then means over clients."""
     trainer = federated(tmp_path, fresh(modules.ChattyClassifier), UserData((23, 9)), local_epochs=1)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert metrics["train/peak"] > metrics["train/loss"]
     assert metrics["train/count"] == pytest.approx((23 * 23 + 9 * 9) / 32)
 
 
-def test_what_the_trainer_says_inside_a_client(tmp_path):
-    """DESIGN 6: max_epochs, current_epoch, global_step, estimated_stepping_batches and the rest, per client."""
-    seen: list[tuple[Any, ...]] = []
-
-    class Asking(LitAutoEncoder):
-        def training_step(self, batch, batch_idx):
-            trainer = self.trainer
-            assert trainer.datamodule is data
-            assert trainer.is_global_zero
-            assert (trainer.global_rank, trainer.world_size, trainer.max_epochs) == (0, 1, EPOCHS)
-            assert (trainer.current_epoch, trainer.global_step) == (self.current_epoch, self.global_step)
-            names = ("current_round", "current_client", "current_epoch", "global_step", "num_training_batches",
-                     "estimated_stepping_batches")  # fmt: skip
-            seen.append(tuple(getattr(trainer, name) for name in names))
-            return super().training_step(batch, batch_idx)
-
-    data = UserData((9, 4))
-    federated(tmp_path, fresh(Asking), data, max_rounds=2)
-    expected = [
-        (client, epoch, epoch * n + step, n, EPOCHS * n)
-        for client, n in ((0, 2), (1, 1))
-        for epoch in range(EPOCHS)
-        for step in range(n)
-    ]
-    for number in (1, 2):
-        assert sorted(row[1:] for row in seen if row[0] == number) == sorted(expected)
-
-
 def test_the_callers_random_generators_are_left_alone(tmp_path):
-    """DESIGN 5: the caller's generators are put back; dropout is a function of (seed, round, client)."""
+    """The caller's generators are put back; dropout is a function of (seed, round, client)."""
 
     class Dropping(LitAutoEncoder):
         def __init__(self) -> None:

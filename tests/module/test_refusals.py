@@ -1,4 +1,4 @@
-"""What cannot be honoured is refused by name before any training step (DESIGN 2, 6, 11.1, 11.5; issue 'Bad input')."""
+"""What cannot be honoured is refused by name before any training step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedbc_lightning import FederatedTrainer
-from fedbc_lightning.algorithms import SCAFFOLD, FedBC, FedProx
+from fedbc_lightning.algorithms import FedBC, FedProx
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import PartitionedDataModule
 from fedbc_lightning.partition import IID
@@ -100,7 +100,7 @@ def run(tmp_path, module=Guarded, data=None, **options):
     ],
 )
 def test_modules_that_cannot_be_honoured(tmp_path, module, names):
-    """DESIGN 2, 6: named and refused: manual or several optimizers, missing methods, odd parameters and schedulers."""
+    """Named and refused: manual or several optimizers, missing methods, odd parameters and schedulers."""
     with pytest.raises(ConfigurationError, match=names) as caught:
         run(tmp_path, module)
     assert "\n" not in str(caught.value).strip()
@@ -115,7 +115,7 @@ def test_an_optimizer_of_opacus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "no-such-strategy", FSDPStrategy], ids=str)
 def test_strategies_that_shard_the_model(tmp_path, strategy):
-    """DESIGN 6: FSDP, DeepSpeed and the like raise at construction of the trainer."""
+    """FSDP, DeepSpeed and the like raise at construction of the trainer."""
     with pytest.raises(ConfigurationError, match=r"(?i)strategy"):
         FederatedTrainer(
             accelerator="cpu", strategy=strategy() if callable(strategy) else strategy, default_root_dir=str(tmp_path)
@@ -126,16 +126,13 @@ def test_strategies_that_shard_the_model(tmp_path, strategy):
     ("options", "names"),
     [
         ({"clients_per_round": 3}, r"clients_per_round.*3"),
-        ({"clients_per_round": float("nan")}, r"clients_per_round.*nan"),
+        ({"name": "../elsewhere"}, r"trainer\.name: got"),
         ({"local_epochs": 1, "local_steps": 1}, r"local_epochs.*local_steps|local_steps.*local_epochs"),
-        ({"gradient_clip_val": -0.1}, r"gradient_clip_val.*-0\.1"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"}, r"gradient_clip_algorithm.*max"),
-        ({"eval_clients": "some"}, r"eval_clients.*some"),
         ({"precision": "8-true"}, r"precision.*8-true"),
         ({"accelerator": "abacus"}, r"accelerator.*abacus"),
         ({"callbacks": [ModelCheckpoint()]}, r"ModelCheckpoint.*RoundCheckpoint"),
         ({"algorithm": lambda: FedProx(mu=-1.0)}, r"mu.*-1"),
-        ({"algorithm": lambda: SCAFFOLD(control="gradient")}, r"control.*gradient"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, dual_min=2.0, dual_max=1.0)}, r"dual_m(in|ax)"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, dual_init=3.0, dual_max=1.0)}, r"dual_init.*3"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, tolerance=[1.0, 2.0, 3.0])}, r"tolerance.*3.*2|tolerance.*2.*3"),
@@ -195,6 +192,6 @@ def wrapped(loader: Any, kind: type[Wrapped] = Wrapped) -> PartitionedDataModule
     ],
 )
 def test_data_that_cannot_be_trained_on(tmp_path, data, names):
-    """DESIGN 11.1: an empty client, and what is no single DataLoader over a map-style set, are named."""
+    """An empty client, and what is no single DataLoader over a map-style set, are named."""
     with pytest.raises(ConfigurationError, match=names):
         run(tmp_path, data=data())

@@ -71,7 +71,9 @@ class Noting(LitAutoEncoder):
             trainer.is_last_batch, str(trainer.state.stage), str(trainer.state.fn), trainer.evaluating,
             trainer.predicting, trainer.limit_train_batches, trainer.limit_val_batches, trainer.log_every_n_steps,
             len(trainer.train_dataloader), trainer.model is self, trainer.lightning_module is self,
-            trainer.checkpoint_callback, trainer.should_stop, trainer.strategy.broadcast(7),
+            trainer.checkpoint_callback, trainer.should_stop, trainer.strategy.broadcast(7), trainer.max_epochs,
+            trainer.current_epoch, trainer.global_step, trainer.num_training_batches, trainer.is_global_zero,
+            trainer.estimated_stepping_batches, trainer.global_rank, trainer.world_size,
         ))  # fmt: skip
 
     def training_step(self, batch, batch_idx):

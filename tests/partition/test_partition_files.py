@@ -53,23 +53,6 @@ def test_the_hash_is_of_who_has_what_in_which_order():
     assert len({partition.hash(), *(Partition.from_parts(other).hash() for other in others)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("parts", "complete", "words"),
-    [
-        ([[0, 1], [2, 5]], False, ["a client holds sample 5", "5 samples, 0 to 4"]),
-        ([[0, 1], [-1]], False, ["a client holds sample -1"]),
-        ([[0, 1], [], [3, 1]], False, ["1 of 5 samples", "at most once: sample 1 is given 2 times"]),
-        ([[0, 1], [1, 2, 3]], True, ["2 of 5 samples", "exactly once: sample 1 is given 2 times"]),
-        ([[0, 1], [4]], True, ["2 of 5 samples", "sample 2 is given 0 times", "complete = False"]),
-    ],
-)
-def test_check_names_a_wrong_sample(parts, complete, words):
-    message = refusal(lambda: Partition.from_parts([np.array(part, int) for part in parts]).check(5, complete=complete))
-    assert all(word in message for word in words), message
-    assert ("complete = False" in message) == ("0 times" in message)  # which does not help if one is given twice
-    Partition.from_parts([np.array([3]), np.array([0])]).check(5, complete=False)
-
-
 @pytest.mark.parametrize("part", [np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]]), np.array(3)])
 def test_parts_that_are_no_indices_are_refused(part):
     assert "client 1 was given" in refusal(lambda: Partition.from_parts([np.array([2]), part]))

@@ -62,10 +62,7 @@ def test_built_from_a_configuration():
     ("make", "words"),
     [
         (lambda: Flower("IidPartitioner"), ["Flower got str", "pip install 'fedbc-lightning[flower]'"]),
-        (
-            lambda: Flower(flwr.VerticalEvenPartitioner(2))(LABELS, 0),
-            ["VerticalEvenPartitioner", "another"],
-        ),
+        (lambda: Flower(flwr.VerticalEvenPartitioner(2))(LABELS, 0), ["VerticalEvenPartitioner", "another"]),
         (lambda: Flower(flwr.IidPartitioner(3000))(LABELS, 0), ["IidPartitioner", "num_clients=3000", "2000 samples"]),
         (lambda: Flower(flwr.PathologicalPartitioner(5, "label", 11))(LABELS, 0), ["PathologicalPartitioner", "11"]),
     ],

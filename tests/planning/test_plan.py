@@ -1,6 +1,5 @@
 """``plan`` says beforehand what a run then does, and leaves nothing behind."""
 
-import math
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torch import nn
 
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
-from fedbc_lightning.core.units import duration
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import timing, totals
@@ -176,24 +174,6 @@ def test_the_command_prints_and_writes_nothing(project, capsys):
     assert "plan tell time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
 
 
-MISTAKES = [
-    ("--config nowhere.yaml", 2, "no config file 'nowhere.yaml'"),
-    ("--config tiny.yaml --trainer.max_round 3", 2, "max_round"),
-    ("--config tiny.yaml --trainer.clients_per_round 9", 1, "clients_per_round"),
-    ("--config study.yaml --overrides {trainer.clients_per_round:\\ 9}", 1, "E=1 / FedAvg: "),
-]
-
-
-def test_a_mistake_is_one_line(study, capsys):
-    for line, status, said in MISTAKES:
-        words = [word.replace("\\", " ") for word in line.replace("\\ ", "\\").split()]
-        assert run_cli("plan", *words) == status, line
-        out, err = capsys.readouterr()
-        assert (out, len(err.splitlines())) == ("", 1), err
-        assert err.startswith("fedbc-cli: error: ")
-        assert said in err
-
-
 STUDY = {
     "base": "tiny.yaml",
     "algorithms": {"FedAvg": {}, "FedProx": {"mu": {"grid": [0.1, 1.0, 10.0]}}},
@@ -204,12 +184,6 @@ STUDY = {
 
 @pytest.fixture
 def study(project, monkeypatch):
-    """The study, whose data can be cut into training and validation data."""
-    path = project / "tiny_data.py"
-    text = path.read_text().replace("batch_size: int = 5)", "batch_size: int = 5, val_fraction: float = 0.0)")
-    path.write_text(
-        text.replace("super().__init__(batch_size)", "super().__init__(batch_size, val_fraction=val_fraction)")
-    )
     monkeypatch.syspath_prepend(str(project))
     Path("study.yaml").write_text(yaml.safe_dump(STUDY))
     return Study(**{**STUDY, "tuning": Tuning(**STUDY["tuning"]), "name": "study"})
@@ -258,9 +232,3 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
             (trial.folder / "FedAvg-0/metrics.csv").touch()
     rows = plan_study(study)
     assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
-
-
-def test_durations_are_said_as_people_do():
-    assert [duration(math.pow(10, k)) for k in range(-3, 7)] == [
-        "1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min 40 s", "16 min 40 s", "2 h 46 min", "1 d 3 h", "11 d 13 h",
-    ]  # fmt: skip

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers.programs import run_fresh, run_python
+from helpers.programs import run_python
 from helpers.scripts import ROOT
 
 PAGE = ROOT / "docs" / "data.md"
@@ -21,8 +21,7 @@ EXAMPLES = [title for title, blocks in SECTIONS.items() if any(language == "bash
 
 def run(command: str, folder: Path) -> str:
     program, *words = shlex.split(command)
-    is_ours = program == "fedbc-cli"  # what another uses it must import
-    done = run_python(["-m", "fedbc_lightning", *words], folder) if is_ours else run_fresh(words, folder)
+    done = run_python(["-m", "fedbc_lightning", *words] if program == "fedbc-cli" else words, folder)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

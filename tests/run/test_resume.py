@@ -1,4 +1,4 @@
-"""Stop and resume, bit for bit: DESIGN sections 8 and 11.4. The processes and the SIGKILLs are real."""
+"""Stop and resume, bit for bit. The processes and the SIGKILLs are real."""
 
 import random
 import re

@@ -18,7 +18,6 @@ from fedbc_lightning.server import Sums
 @pytest.mark.parametrize("num_clients", [1, 3])
 @pytest.mark.parametrize("term", ["proximal", "linear"])
 def test_closed_form_gradient_equals_autograd_of_the_value(term, num_clients):
-    """DESIGN section 4."""
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(num_clients, 7, generator=generator, dtype=torch.float64, requires_grad=True)
     z = torch.randn(7, generator=generator, dtype=torch.float64)

@@ -275,17 +275,3 @@ def test_centered_clipping_goes_on_from_its_last_output(dtype):
         np.testing.assert_allclose(got, want, rtol=1e-12 if dtype == torch.float64 else 1e-6)
         server.commit()
         torch.testing.assert_close(server["clipping_center"], got.to(dtype), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("rule", "arguments", "message"),
-    [
-        (TrimmedMean, {"trim": 0.5}, "TrimmedMean.trim: got 0.5; give a number >= 0 and < 0.5"),
-        (Krum, {"num_byzantine": -1}, "Krum.num_byzantine: got -1; give a whole number >= 0"),
-        (MultiKrum, {"num_byzantine": 1.5}, "MultiKrum.num_byzantine: got 1.5; give a whole number"),
-        (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing: got 0.0; give a number > 0"),
-    ],
-)
-def test_arguments_out_of_range(rule, arguments, message):
-    with pytest.raises(ConfigurationError, match=f"^algorithm.robust_rule: {message}"):
-        rule(**arguments)

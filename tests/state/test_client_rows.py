@@ -1,4 +1,4 @@
-"""Clients' rows in memory and in ``clients.bin``: the same numbers, whatever stops the run (DESIGN 7 and 8)."""
+"""Clients' rows in memory and in ``clients.bin``: the same numbers, whatever stops the run."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Flat vectors: DESIGN section 2."""
+"""Flat vectors: parameters and buffers as rows, and back."""
 
 import pytest
 import torch

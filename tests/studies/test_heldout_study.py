@@ -21,16 +21,6 @@ STUDY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def data_with_heldout_clients(project):
-    """The project's data module hands the argument on, as one's own does."""
-    path = project / "tiny_data.py"
-    text = path.read_text().replace("batch_size: int = 5)", "batch_size: int = 5, heldout_clients=None)")
-    path.write_text(
-        text.replace("super().__init__(batch_size)", "super().__init__(batch_size, heldout_clients=heldout_clients)")
-    )
-
-
 @pytest.mark.usefixtures("forked_workers")
 def test_a_study_compares_what_new_clients_get(project, capfd):
     (project / "study.yaml").write_text(yaml.safe_dump(STUDY))
@@ -61,10 +51,3 @@ def test_the_command_line_takes_all_forms(project, capsys, words, held):
         assert "held out" not in said
     else:
         assert f"{len(found)} of the clients are held out and never train" in said
-
-
-def test_a_bad_value_is_one_line(project, capsys):
-    assert run_cli("fit", "--config", "tiny.yaml", "--data.heldout_clients=4") == 1
-    said = capsys.readouterr().err
-    assert "data.heldout_clients: got 4; give a fraction in (0, 1), a whole number from 1 to 3" in said
-    assert "Traceback" not in said

@@ -46,10 +46,7 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"resources": {"tiemout_min": 3}},
-            "local: Unknown executor 'tiemout' in parameter 'tiemout_min'; resources have",
-        ),
+        ({"resources": {"tiemout_min": 3}}, "local: Unknown executor 'tiemout' in parameter 'tiemout_min'; resources"),
         ({"resources": {"timeout_min": "soon"}}, 'backend: local: Parameter "timeout_min" expected type'),
         ({"resources": {"nodes": 2}}, "backend: local: LocalExecutor can use only one node"),
         ({"jobs": 0}, "study.jobs: got 0; give a whole number >= 1"),

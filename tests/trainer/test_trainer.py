@@ -1,4 +1,4 @@
-"""What a run does and leaves behind: DESIGN sections 3, 6 and 9."""
+"""What a run does and leaves behind."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, Timer
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC
+from fedbc_lightning import FedAvg, FedBC
 from fedbc_lightning.callbacks import RoundCheckpoint
 
 
@@ -108,7 +108,7 @@ def test_weights_distance_dual_and_bytes_of_one_round(tmp_path):
 
 
 def test_evaluation_equals_a_loop_by_hand(run):
-    """DESIGN section 9: pooled, local mean and weighted, spread, worst tenth."""
+    """Pooled, local mean and weighted, spread, worst tenth."""
     trainer, model, data, last = run.trainer, run.model, run.data, run.metrics[-1]
 
     def accuracy(module, clients):
@@ -197,16 +197,8 @@ def test_round_checkpoint_leaves_validate_alone(tmp_path, is_trained):
     assert keep.best == (math.inf if is_trained else None)
 
 
-def test_global_buffers_stay_as_they_were(tmp_path):
-    """DESIGN section 2."""
-    trainer, model = fit(tmp_path, FedAvg(weighting="uniform"), buffers="global", clients_per_round=1.0, max_rounds=1)
-    assert trainer.server["buffers"].tolist() == [0.0] * 8 + [1.0] * 8
-    assert not model.net[1].running_mean.any()
-    assert model.net[1].num_batches_tracked.item() == 0
-
-
 def test_a_parameter_without_gradient_is_left_alone_as_under_torch(tmp_path):
-    """DESIGN section 2: weight decay must not touch it, so the client is run again with the per-tensor optimizer."""
+    """Weight decay must not touch it, so the client is run again with the per-tensor optimizer."""
 
     class Model(BoringModel):
         def __init__(self):
@@ -247,17 +239,6 @@ def test_evaluation_interval_and_client_subset(tmp_path):
     rows = read_csv(f"{trainer.log_dir}/metrics.csv")
     assert [bool(row["loss/global"]) for row in rows] == [True, False, True, True]
     assert rows[-1]["num_clients/evaluated"] == "2.0"
-
-
-def test_impossible_arguments_are_all_named_at_once():
-    with pytest.raises(ConfigurationError) as error:
-        make_trainer(".", max_rounds=-1, clients_per_round=2.5, local_steps=0, gradient_clip_val=-1.0)
-    for name in ("max_rounds", "clients_per_round", "local_steps", "gradient_clip_val"):
-        assert f"trainer.{name}" in str(error.value)
-    with pytest.raises(ConfigurationError, match="local_epochs and local_steps: give one"):
-        make_trainer(".", local_epochs=1, local_steps=1)
-    with pytest.raises(ConfigurationError, match=r"trainer\.name: got"):
-        make_trainer(".", name="../elsewhere")
 
 
 def test_module_asks_its_trainer_for_something_else(tmp_path):
