@@ -79,8 +79,8 @@ class ArraysDataModule(IndexedDataModule):
         test_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
-        default = IID(10) if clients is None else Natural()
-        super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
+        partitioner = partitioner or (IID(10) if clients is None else Natural())
+        super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if (test_inputs is None) != (test_targets is None):
             raise ConfigurationError("data.test_inputs and data.test_targets: give both or neither")
         if test_clients is not None and (test_inputs is None or clients is None):

@@ -88,8 +88,8 @@ class HuggingFaceDataModule(IndexedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(HuggingFaceDataModule, locals(), "data")
-        default = IID(10) if client is None else Natural()
-        super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
+        partitioner = partitioner or (IID(10) if client is None else Natural())
+        super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if (text is None) != (tokenizer is None) or (text is None and not columns):
             raise ConfigurationError(
                 "data.columns: a batch would be empty; give data.text with data.tokenizer, or columns"

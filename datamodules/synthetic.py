@@ -176,8 +176,6 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         num_clients: Number of clients N, at least 1.
         samples_per_client: Number of training and test samples of each client together, at least 1.
         dimension: Length of x, at least 1.
-        std: Whether b of N(a, b) is a standard deviation; by default it is a variance. The variance of x is the one
-            above either way.
         test_fraction: Fraction of each client's samples that are its test data, in (0, 1); None is no test data.
         batch_size: Number of samples per training batch.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
@@ -197,7 +195,6 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         num_clients: Annotated[int, at_least(1)] = 10,
         samples_per_client: Annotated[int, at_least(1)] = 100,
         dimension: Annotated[int, at_least(1)] = 1000,
-        std: bool = False,
         *,
         test_fraction: float | None = 0.5,
         batch_size: int = 10,
@@ -205,7 +202,7 @@ class SyntheticRegressionDataModule(IndexedDataModule):
     ) -> None:
         check_arguments(SyntheticRegressionDataModule, locals(), "data")
         super().__init__(Natural(num_clients), test_fraction=test_fraction, batch_size=batch_size, **kwargs)
-        self.samples_per_client, self.dimension, self.std = samples_per_client, dimension, std
+        self.samples_per_client, self.dimension = samples_per_client, dimension
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""
@@ -224,7 +221,7 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         Returns:
             Inputs float32 ``(N, n, d)`` and targets float32 ``(N, n)``.
         """
-        noise, mean, model, outlier = (b if self.std else b**0.5 for b in (NOISE, MEAN, MODEL, OUTLIER))
+        noise, mean, model, outlier = (variance**0.5 for variance in (NOISE, MEAN, MODEL, OUTLIER))
         center, other = rng.normal(0, model, self.dimension), rng.normal(0, outlier, self.dimension)
         weights = rng.laplace(0, LAPLACE_SCALE, (self.num_clients, self.dimension))
         weights += center

@@ -101,8 +101,8 @@ class TableDataModule(IndexedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(TableDataModule, locals(), "data")
-        default = IID(10) if client is None else Natural()
-        super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
+        partitioner = partitioner or (IID(10) if client is None else Natural())
+        super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if features is not None and exclude:
             raise ConfigurationError("data.exclude: data.features names all inputs already; give one of the two")
         self.path = Path(path).expanduser()

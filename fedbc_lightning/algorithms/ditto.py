@@ -74,15 +74,8 @@ class Ditto(FedAvg):
         """Train v_i with the pull to z, then w_i from z."""
         # The personal step comes first, and by a purpose of its own: its batches and dropout masks are other draws, so
         # z is that of FedAvg bit for bit, whatever the penalty is.
-        terms = [Proximal(self.penalty, server.z)]
-        engine.solve(
-            cohort,
-            start=cohort["local_model"],
-            terms=terms,
-            epochs=self.personal_epochs,
-            purpose="personal",
-            # the training of w_i follows, to which hooks and the logged losses belong
-            is_last=False,
-        )
+        start, pull = cohort["local_model"], Proximal(self.penalty, server.z)
+        # Not the last: the training of w_i follows, to which hooks and the logged losses belong.
+        engine.solve(cohort, start, [pull], epochs=self.personal_epochs, purpose="personal", is_last=False)
         cohort.stage("local_model", cohort.model)
         super().client_update(engine, cohort, server)

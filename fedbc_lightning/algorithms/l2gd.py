@@ -99,12 +99,7 @@ class L2GD(FederatedAlgorithm):
     has_gradient_table = False
     num_sampled: int | None = None
 
-    def __init__(
-        self,
-        penalty: NotNegative,
-        probability: Annotated[float, above(0), SHARE],
-        lr: Positive,
-    ) -> None:
+    def __init__(self, penalty: NotNegative, probability: Annotated[float, above(0), SHARE], lr: Positive) -> None:
         check_arguments(L2GD, locals(), "algorithm")
         self.penalty, self.lr = penalty, lr
         self.coin = Coin(probability)
@@ -189,11 +184,8 @@ class L2GD(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean x̄, the mean of the J̄_i if the variant has them, and the coin."""
-        return [
-            WeightedAverage(by="uniform"),
-            *([MeanMessage("gradient_mean")] if self.has_gradient_table else []),
-            self.coin,
-        ]
+        of_tables = [MeanMessage("gradient_mean")] if self.has_gradient_table else []
+        return [WeightedAverage(by="uniform"), *of_tables, self.coin]
 
 
 class L2SGD(L2GD):

@@ -57,10 +57,7 @@ class QFedAvg(FederatedAlgorithm):
     """
 
     def __init__(
-        self,
-        q: NotNegative = 1.0,
-        lipschitz: Positive | None = None,
-        style: Literal["paper", "public"] = "paper",
+        self, q: NotNegative = 1.0, lipschitz: Positive | None = None, style: Literal["paper", "public"] = "paper"
     ) -> None:
         check_arguments(QFedAvg, locals(), "algorithm")
         self.q, self.lipschitz, self.style = q, lipschitz, style

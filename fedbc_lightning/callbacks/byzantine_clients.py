@@ -36,10 +36,7 @@ class ByzantineClients(Callback):
     """
 
     def __init__(
-        self,
-        fraction: Fraction = 0.2,
-        attack: Literal["sign_flip", "random"] = "sign_flip",
-        scale: NotNegative = 1.0,
+        self, fraction: Fraction = 0.2, attack: Literal["sign_flip", "random"] = "sign_flip", scale: NotNegative = 1.0
     ) -> None:
         check_arguments(ByzantineClients, locals(), "trainer.callbacks: ByzantineClients")
         self.fraction, self.attack, self.scale = fraction, attack, scale

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedbc_lightning.core.lightning_names import both
@@ -223,10 +223,9 @@ class RoundProgressBar(Callback):
         if self._console is None:
             return
         rounds, last = trainer.current_round - self._first_round, trainer.current_round
-        if rounds:
-            self._close(trainer, f"{rounds} round{'s' * (rounds != 1)}{', stopped early' * trainer.should_stop}")
-        else:
-            self._close(trainer, f"Nothing to train: round {last} of trainer.max_rounds={trainer.max_rounds} is done")
+        done = f"{rounds} round{'s' * (rounds != 1)}{', stopped early' * trainer.should_stop}"
+        nothing = f"Nothing to train: round {last} of trainer.max_rounds={trainer.max_rounds} is done"
+        self._close(trainer, done if rounds else nothing)
         if rounds and not self._console.is_jupyter:  # there ``fit`` returns a result that shows itself
             self._console.print(self._summary(trainer))
         self._say_where(trainer, max_rounds=2 * trainer.max_rounds)
@@ -257,10 +256,8 @@ class RoundProgressBar(Callback):
                 self._console.print(f"{title:<12} {text}", markup=False, soft_wrap=True)
 
     def _summary(self, trainer: RunView) -> Table:
-        table = Table()
-        table.add_column("")
-        table.add_column(f"round {self._first_round}", justify="right")
-        table.add_column(f"round {trainer.current_round}", justify="right")
+        rounds = self._first_round, trainer.current_round
+        table = Table("", *(Column(f"round {round}", justify="right") for round in rounds))
         for name, value in key_numbers(trainer).items():
             table.add_row(name, decimals(self._first[name]) if name in self._first else "", decimals(value))
         return table
@@ -291,8 +288,6 @@ def describe(trainer: RunView) -> str:
         notes.append(f"{tested:,} of the {num_clients:,} clients have test data: .../local, .../worst10 are theirs.")
     elif not tested and data.pooled_dataset("test") is not None:
         notes.append("No .../local, .../worst10, evaluation.csv: the test data is shared, no client has its own.")
-    elif not tested:
-        notes.append("No test data: nothing is evaluated. The data bring none, and none was cut off the clients' own.")
     return "\n".join([" · ".join(parts), *notes])
 
 

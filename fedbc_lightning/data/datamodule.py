@@ -404,7 +404,7 @@ class FederatedDataModule(LightningDataModule):
             dataset = self.client_test_dataset(client)
             if dataset is None:
                 return {"test": None}
-            check_dataset(dataset, f"data: {type(self).__name__}.client_test_dataset({client})")
+            check_dataset(dataset, f"data: {type(self).__name__}.client_test_dataset({client}) returned a")
             return {"test": self._batched(dataset)}
         train, val = self._cut_validation(client)
         return {"train": train, "val": val}
@@ -434,7 +434,7 @@ class FederatedDataModule(LightningDataModule):
     def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
         """Split a client's training data into training and validation data."""
         dataset = self.client_train_dataset(client)
-        check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client})")
+        check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client}) returned a")
         if not self.val_fraction:
             return self._batched(dataset), None
         # A generator for each client, because the data of clients are made on demand, in any order.
@@ -472,11 +472,11 @@ class FederatedDataModule(LightningDataModule):
 
 
 def check_dataset(dataset: Any, where: str) -> None:
-    """Raise unless a data set that a method of the user's returned has numbered samples.
+    """Raise unless a data set that the user gave, or that a method of the user's returned, has numbered samples.
 
     Args:
-        dataset: What the method returned.
-        where: The method and its argument, with which the message begins.
+        dataset: What was given.
+        where: Where it comes from, such as the method and its argument, with which the message begins.
 
     Raises:
         ConfigurationError: It is a DataLoader, a tuple such as ``(inputs, targets)``, or has no length or no items.
@@ -484,6 +484,6 @@ def check_dataset(dataset: Any, where: str) -> None:
     is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
     if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
         raise ConfigurationError(
-            f"{where} returned a {type(dataset).__name__}; return a map-style Dataset with __len__ and __getitem__, "
-            "such as TensorDataset(*tensors); batches are made here"
+            f"{where} {type(dataset).__name__}; give a map-style Dataset with __len__ and __getitem__, such as "
+            "TensorDataset(*tensors); batches are made here"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -43,12 +43,6 @@ class EpochSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Set the current epoch, from 0."""
         self.epoch = epoch
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether samples come in the order of the data set."""
-        # A subclass may order the samples in its own way.
-        return type(self) is EpochSampler and (self.seed is None or not self.shuffle)
 
     def order(self) -> Tensor:
         """Return the positions of the samples in the order of this epoch, int64 ``(n,)``."""
@@ -152,32 +146,22 @@ class ClientLoader:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
         is_plain = device is None and self.gathers_plainly
+        rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
+        if self.drop_last:
+            rows = rows[: len(self) * self.batch_size]
         step = 0
         # One operation gathers several small batches, as many as fit into the cache, and they are cut apart below.
         size = max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
-        for chunk in self._chunks(dataset, tensors, size):
-            columns = [_cut(tensor, self.batch_size) for tensor in chunk]
+        for chunk in _cut(rows, size):
+            columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
             batches = list(map(list, zip(*columns, strict=True)))
             if is_plain:
-                num_full = chunk[0].size(0) // self.batch_size
+                num_full = len(chunk) // self.batch_size
                 yield from filter(None, (batches[:num_full], batches[num_full:]))
                 continue
             for batch in batches:
                 yield [dataset.finish(batch, self._augment_generator(dataset, step), device)]
                 step += 1
-
-    def _chunks(self, dataset: ArrayDataset, tensors: Sequence[Tensor], size: int) -> Iterable[list[Tensor]]:
-        """Return copies of the samples of this epoch in order, ``size`` at a time or fewer at the end."""
-        total = len(self) * self.batch_size if self.drop_last else self.num_samples
-        if self.sampler.is_in_order and dataset.indices is None and len(dataset) == self.num_samples:
-            # Cloned, since a step that writes into its batch would change the data set through a view of it. To copy a
-            # stretch of 5 rows takes a quarter of the time of the below.
-            ends = [(start, min(start + size, total)) for start in range(0, total, size)]
-            form = torch.contiguous_format
-            return ([tensor[start:end].clone(memory_format=form) for tensor in tensors] for start, end in ends)
-        rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
-        chunks = _cut(rows[:total] if self.drop_last else rows, size)
-        return ([tensor.index_select(0, chosen) for tensor in tensors] for chosen in chunks)
 
     def _augment_generator(self, dataset: ArrayDataset, step: int) -> torch.Generator | None:
         is_augmented = dataset.augment is not None and self.sampler.seed is not None

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 # Largest number of clients whose sizes and classes are listed in partition.json
 MAX_LISTED_CLIENTS = 10_000
-
-# The shares of classes are float64, as large as the histogram; blocks bound their memory.
-CLIENTS_PER_BLOCK = 10_000
 # Number of pictures that are kept in memory, for further runs with the same partition
 MAX_KEPT_PICTURES = 16
 
@@ -68,12 +65,9 @@ def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
         1.0
     """
     num_clients, overall = len(histogram), histogram.sum(axis=0) / max(histogram.sum(), 1)
-    distance = entropy = 0.0
-    for start in range(0, num_clients, CLIENTS_PER_BLOCK):
-        block = histogram[start : start + CLIENTS_PER_BLOCK]
-        shares = block / np.maximum(block.sum(axis=1, keepdims=True), 1)
-        distance += np.abs(shares - overall).sum()
-        entropy -= (shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum()
+    shares = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
+    distance = np.abs(shares - overall).sum()
+    entropy = -(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum()
     return {
         "num_classes": int((overall > 0).sum()),
         "classes_per_client": _summary((histogram > 0).sum(axis=1)),
@@ -130,10 +124,7 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
     (folder / "partition.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
     if isinstance(datamodule, IndexedDataModule):
         datamodule.parts.save(
-            folder / "partition.npz",
-            num_samples=num_items(datamodule.source),
-            seed=datamodule.split_seed,
-            label_histogram=histogram,
+            folder / "partition.npz", num_samples=num_items(datamodule.source), label_histogram=histogram
         )
     (folder / "partition.png").write_bytes(partition_png(datamodule))
     return report

@@ -18,7 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.private_lightning import HPARAMS
-from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
+from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, check_dataset
 from fedbc_lightning.data.datasets import as_classes, join, labels_of, natural_clients, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.data.loading import ClientLoader
@@ -81,7 +81,14 @@ class PartitionedDataModule(IndexedDataModule):
     ) -> None:
         is_module = isinstance(data, AnyDataModule)
         test = test or ("shared" if is_module else "split")
-        _check_arguments(data, test, pool)
+        if not is_module:
+            check_dataset(data, "data: got")
+        takes_test_data = pool or test == "shared"
+        if test not in ("shared", "split") or (takes_test_data and not is_module) or (pool and test == "shared"):
+            raise ConfigurationError(
+                f"data.test={test!r}, data.pool={pool}: give 'split', or, for a LightningDataModule with test data, "
+                "'shared', or 'split' and pool"
+            )
         given = [name for name in ("drop_last", "num_workers", "collate_fn", "pin_memory") if kwargs.get(name)]
         if is_module and given:
             raise ConfigurationError(
@@ -239,22 +246,6 @@ def read_labels(dataset: Dataset) -> np.ndarray | None:
                 return None
             labels.append(label)
     return as_classes(labels, len(labels))
-
-
-def _check_arguments(data: Any, test: str, pool: bool) -> None:
-    name, is_module = type(data).__name__, isinstance(data, AnyDataModule)
-    is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
-    if not is_module and not is_map:
-        raise ConfigurationError(
-            f"data: got {name}, whose samples cannot be split over clients; give a LightningDataModule or a Dataset "
-            "that has __getitem__ and __len__"
-        )
-    if test not in ("shared", "split") or (not is_module and test == "shared"):
-        raise ConfigurationError(
-            f"data.test={test!r}: give 'split', or 'shared' if a LightningDataModule has test data"
-        )
-    if pool and (test == "shared" or not is_module):
-        raise ConfigurationError("data.pool: joins the test data of a LightningDataModule; it needs test='split'")
 
 
 def check_loader(loader: Any, name: str, *, is_training: bool = False) -> DataLoader:

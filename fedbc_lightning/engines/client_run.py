@@ -23,7 +23,6 @@ from fedbc_lightning.engines.hooked_step import HookedStep, MissingGradientError
 from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local.terms import of_each
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import locate_step, place_in_run, refuse_loss
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
@@ -289,12 +288,8 @@ class OptimizerRun(ClientRun):
         super().__init__(bench, cohort, asked)
         self.step = LocalStep(self.layout, asked, bench.row[None], bench.grad[None])
         self._hooked = HookedStep(self)
-        num_clients = len(cohort)
-        # The method made terms for all K clients; each client's steps see its own row of them.
-        parts: tuple[Any, ...] = (*asked.terms, asked.after_step)
-        self._own = [of_each(p, num_clients) if p is not None and num_clients > 1 else [p] * num_clients for p in parts]
-        contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
-        self._contrasts = None if contrast is None else contrast.rows(num_clients)
+        self._given: tuple[Any, ...] = (*asked.terms, asked.after_step)
+        self._contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
         self.training_step = bench.user.training_step
 
     def train(self, k: int) -> None:
@@ -312,15 +307,17 @@ class OptimizerRun(ClientRun):
 
     def _train(self, k: int) -> None:
         bench, optimizer, step = self.bench, self.optimizer, self.step
-        self._is_plain = bench.takes_plain_steps and self._contrasts is None
+        self._is_plain = bench.takes_plain_steps and self._contrast is None
         self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
         self.num_gradients = 0  # that were added up; more than steps if a closure is called several times
         if bench.scaler is not None:
             self._hooked.start_scaler(bench.scaler)
         self.begin(k, informs_module=not bench.runs_only_training_step)
-        if self._contrasts is not None:
-            self.training_step = ContrastedStep(bench, self._contrasts[k]).training_step
-        *terms, after_step = [own[k] for own in self._own]
+        # The method made terms for all K clients; each client's steps see its own row of them.
+        is_alone, own = len(self.cohort) == 1, slice(k, k + 1)
+        if self._contrast is not None:
+            self.training_step = ContrastedStep(bench, self._contrast.part(own)).training_step
+        *terms, after_step = [each if each is None or is_alone else each.part(own) for each in self._given]
         if terms or after_step is not None:
             step.use(terms, after_step)
         step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))

@@ -74,7 +74,6 @@ class LocalStep:
         """Take the method's terms and after-step for the rows, e.g. those of another client."""
         self.terms: list[Any] = [term for term in terms if not term.is_zero]
         self._after_step, self._term_rows = after_step, len(self._w)
-        self._can_shrink = all(hasattr(term, "first") for term in self.terms)
 
     def start(self, move: Callable[[int], Any], step_sizes: Callable[[], Tensor]) -> None:
         """Prepare for steps from the weights that the rows hold now.
@@ -126,9 +125,9 @@ class LocalStep:
             found.append(self._add_in_master_dtype)
         elif self.terms:
             # The rows of finished clients stay in the terms until they are half of them: cutting costs, too.
-            if self._can_shrink and active <= self._term_rows // 2:
+            if active <= self._term_rows // 2:
                 self._term_rows = active
-                self.terms = [term.first(active) for term in self.terms]
+                self.terms = [term.part(slice(active)) for term in self.terms]
             rows = self._shared(self._grad)[: self._term_rows], self._shared(self._w)[: self._term_rows]
             found += [partial(term.add_gradient, *rows) for term in self.terms]
         if self._held is not None:

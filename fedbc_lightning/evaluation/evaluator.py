@@ -13,14 +13,7 @@ from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
-from fedbc_lightning.evaluation.measurement import (
-    ClientModel,
-    Measurement,
-    Models,
-    Results,
-    SingleModels,
-    Task,
-)
+from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Results, SingleModels, Task
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
 

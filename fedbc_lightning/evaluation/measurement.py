@@ -149,10 +149,7 @@ class SingleModels:
 
     def merge(self, results: dict) -> dict:
         """Return the results of all ranks."""
-        merged: dict = {}
-        for part in gather_objects(self.fabric, results):
-            merged |= part
-        return merged
+        return {key: value for part in gather_objects(self.fabric, results) for key, value in part.items()}
 
     def share(self, parts: list) -> list:
         """Return the parts that are assigned to this rank."""

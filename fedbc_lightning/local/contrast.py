@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedbc_lightning.local.terms import rows_of
+from fedbc_lightning.local.terms import part_of
 
 
 class ModelContrast:
@@ -46,7 +46,6 @@ class ModelContrast:
         difference = cosine_similarity(own, far) - cosine_similarity(own, near)
         return self.weight * softplus(difference / self.temperature).mean()
 
-    def rows(self, num_clients: int) -> list[ModelContrast]:
-        """Return the term of each client, whose ``far`` is (d + b,)."""
-        rows = rows_of(self.far, num_clients)
-        return [ModelContrast(self.weight, self.temperature, self.layer, row.reshape(-1)) for row in rows]
+    def part(self, clients: slice) -> ModelContrast:
+        """Return the term of one of the K clients, whose ``far`` is (d + b,)."""
+        return ModelContrast(self.weight, self.temperature, self.layer, part_of(self.far, clients).reshape(-1))

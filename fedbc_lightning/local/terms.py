@@ -6,8 +6,7 @@ clipping, for the trainable parameters only. Therefore a term works with any opt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -33,13 +32,13 @@ class Term(Protocol):
     def value(self, w: Tensor) -> Tensor:
         """Return the term's value at ``w`` (K, d), shape (K,); its autograd gradient equals :meth:`add_gradient`."""
 
-    def rows(self, num_clients: int) -> Sequence[Term]:
-        """Return one term for each of the K = ``num_clients`` clients, which takes ``w`` (1, d)."""
+    def part(self, clients: slice) -> Term:
+        """Return the term of some of the K clients, which takes their rows of ``w`` alone."""
 
 
-def rows_of(values: Tensor, num_clients: int) -> Sequence[Tensor]:
-    """Split values (K, n) into (1, n) for each client; values (n,) or (1, n) are given to every client."""
-    return values.split(1) if values.ndim > 1 and len(values) > 1 else [values] * num_clients
+def part_of(values: Tensor, clients: slice) -> Tensor:
+    """Return some clients' rows of values (K, n); values (n,) or (1, n) are those of every client."""
+    return values[clients] if values.ndim > 1 and len(values) > 1 else values
 
 
 class Proximal:
@@ -62,7 +61,7 @@ class Proximal:
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
         self.center = center
         self.coefficient = coefficient
-        self._space: list[Tensor] = []  # memory for w - z, kept from step to step; a list, so that rows() can share it
+        self._space: Tensor | None = None  # for w - z, kept from step to step
 
     @property
     def coefficient(self) -> Tensor:
@@ -75,39 +74,27 @@ class Proximal:
         # Kept where it was given, usually the CPU, so that is_zero need not wait for the device.
         self._given = value if value.ndim == 2 else value.reshape(-1, 1)
         self._coefficient = upload(self._given, self.center.device)
-        self._is_zero: bool | None = None  # None: not known yet
 
     @property
     def is_zero(self) -> bool:
         """Whether c is 0 for all clients of the cohort."""
-        return not self._given.any().item() if self._is_zero is None else self._is_zero
+        return not self._given.any().item()
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """Add ``c (w - z)`` to ``grad`` (K, d), in place."""
-        if not self._space:
-            self._space.append(torch.empty_like(w, dtype=self.center.dtype))
+        if self._space is None:
+            self._space = torch.empty_like(w, dtype=self.center.dtype)
         # Two kernels and no new memory, because this runs in every step, which takes 100 us for a small model.
-        torch.sub(w, self.center, out=self._space[0])
-        grad.addcmul_(self._coefficient, self._space[0])
+        torch.sub(w, self.center, out=self._space)
+        grad.addcmul_(self._coefficient, self._space)
 
     def value(self, w: Tensor) -> Tensor:
         """Return ``c/2 ||w - z||^2``, (K,)."""
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
 
-    def rows(self, num_clients: int) -> list[Proximal]:
-        """Return the term of each client; since they are used one after another, they share memory for w - z."""
-        coefficients, centers = rows_of(self._given, num_clients), rows_of(self.center, num_clients)
-        found = [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
-        # One look at all coefficients: on a GPU, each client's own is_zero would wait for the device.
-        is_there, space = self._given.any(dim=1).expand(num_clients).tolist(), list[Tensor]()
-        for term, is_more in zip(found, is_there, strict=True):
-            term._is_zero, term._space = not is_more, space
-        return found
-
-    def first(self, num_rows: int) -> Proximal:
-        """Return the term of the first `num_rows` clients."""
-        coefficient = self.coefficient if len(self.coefficient) == 1 else self.coefficient[:num_rows]
-        return Proximal(coefficient, self.center if self.center.ndim == 1 else self.center[:num_rows])
+    def part(self, clients: slice) -> Proximal:
+        """Return the term of some clients."""
+        return Proximal(part_of(self._given, clients), part_of(self.center, clients))
 
 
 class Linear:
@@ -137,13 +124,9 @@ class Linear:
         """Return ``<v, w>``, (K,)."""
         return (w * self.vector).sum(dim=1)
 
-    def rows(self, num_clients: int) -> list[Linear]:
-        """Return the term of each client."""
-        return [Linear(vector) for vector in rows_of(self.vector, num_clients)]
-
-    def first(self, num_rows: int) -> Linear:
-        """Return the term of the first `num_rows` clients."""
-        return self if self.vector.ndim == 1 else Linear(self.vector[:num_rows])
+    def part(self, clients: slice) -> Linear:
+        """Return the term of some clients."""
+        return Linear(part_of(self.vector, clients))
 
 
 class AfterStep(Protocol):
@@ -152,8 +135,8 @@ class AfterStep(Protocol):
     def apply(self, w: Tensor, step_size: Tensor) -> None:
         """Change ``w`` (K, d) in place; ``step_size`` (K, 1) or (K, d) holds the learning rates of the last step."""
 
-    def rows(self, num_clients: int) -> Sequence[AfterStep]:
-        """Return one change for each of the K = ``num_clients`` clients, which takes ``w`` (1, d)."""
+    def part(self, clients: slice) -> AfterStep:
+        """Return the change of some of the K clients, which takes their rows of ``w`` alone."""
 
 
 class MixWith:
@@ -184,54 +167,9 @@ class MixWith:
         kappa = 1 / (1 + step_size * self.sigma)
         w.mul_(kappa).add_((1 - kappa) * self.target)
 
-    def rows(self, num_clients: int) -> list[MixWith]:
-        """Return the mixing of each client alone."""
-        return [MixWith(self.sigma, target) for target in rows_of(self.target, num_clients)]
-
-
-def of_each(part: Any, num_clients: int) -> Sequence[Any]:
-    """Split a term or an after-step into one for each of K clients, by its ``rows(K)`` or else by :class:`RowOf`."""
-    if hasattr(part, "rows"):
-        return part.rows(num_clients)
-    return [RowOf(part, k, num_clients) for k in range(num_clients)]
-
-
-class RowOf:
-    """Client k's part of a user's term or after-step that has no ``rows`` and works on all K clients only.
-
-    Row k of its result depends on row k of w alone. So it is called with K copies of the client's row, and row k of
-    the result is taken.
-
-    Args:
-        part: The term or after-step.
-        k: Position of the client among the K.
-        num_clients: Number of clients of the part, K.
-    """
-
-    def __init__(self, part: Any, k: int, num_clients: int) -> None:
-        self._part, self._k, self._num_clients = part, k, num_clients
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether the term of all K clients is zero."""
-        return self._part.is_zero
-
-    def add_gradient(self, grad: Tensor, w: Tensor) -> None:
-        """Add the client's gradient at ``w`` (1, d) to ``grad`` (1, d), in place."""
-        # K times the work of one row, but a user's term needs to know nothing about cohorts.
-        grads = torch.zeros_like(grad).repeat(self._num_clients, 1)
-        self._part.add_gradient(grads, w.repeat(self._num_clients, 1))
-        grad += grads[self._k]
-
-    def value(self, w: Tensor) -> Tensor:
-        """Return the client's value of the term at ``w`` (1, d), shape (1,)."""
-        return self._part.value(w.repeat(self._num_clients, 1))[self._k : self._k + 1]
-
-    def apply(self, w: Tensor, step_size: Tensor) -> None:
-        """Change the client's ``w`` (1, d) in place."""
-        rows = w.repeat(self._num_clients, 1)
-        self._part.apply(rows, step_size)
-        w.copy_(rows[self._k])
+    def part(self, clients: slice) -> MixWith:
+        """Return the mixing of some clients."""
+        return MixWith(self.sigma, part_of(self.target, clients))
 
 
 class TermFactory:

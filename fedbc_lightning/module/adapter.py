@@ -337,11 +337,8 @@ def _never() -> bool:
 def _is_on(batch: Any, device: torch.device) -> bool:
     if device.type != "cpu" or not isinstance(batch, (list, tuple)):
         return False
-    for item in batch:  # a loop, because this runs before every step and all() of a generator is slower
-        if isinstance(item, Tensor) and item.device == device:
-            continue
-        return False
-    return True
+    # A list, because this runs before every step and all() of a generator is slower
+    return all([isinstance(item, Tensor) and item.device == device for item in batch])  # noqa: C419
 
 
 def _find_transfer_hooks(module: nn.Module, datamodule: LightningDataModule) -> tuple | None:

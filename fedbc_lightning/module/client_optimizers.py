@@ -71,9 +71,7 @@ class LocalOptimizer:
     def sgd_momentum(self) -> float | None:
         """Momentum of all groups, if the optimizer is SGD without Nesterov, dampening and maximizing; else None."""
         groups = self.optimizer.param_groups
-        if type(self.optimizer) is not SGD:
-            return None
-        if any(group["nesterov"] or group["dampening"] or group["maximize"] for group in groups):
+        if type(self.optimizer) is not SGD or any(g["nesterov"] or g["dampening"] or g["maximize"] for g in groups):
             return None
         found = {float(group["momentum"]) for group in groups}
         return found.pop() if len(found) == 1 else None

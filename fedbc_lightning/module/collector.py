@@ -124,6 +124,14 @@ class WeightedMean:
         return self._total / self.weight
 
 
+# How two values become one, by the name of a reduction other than the mean
+COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda one, other: one + other,
+    "max": lambda one, other: torch.maximum(torch.as_tensor(one), torch.as_tensor(other)),
+    "min": lambda one, other: torch.minimum(torch.as_tensor(one), torch.as_tensor(other)),
+}
+
+
 class _Logged:
     """The values logged under one name in the current epoch.
 
@@ -146,14 +154,7 @@ class _Logged:
             return
         if isinstance(value, Tensor):
             value = value.detach()
-        if not self.mean.weight:
-            self._result = value
-        elif self.reduce == "sum":
-            self._result = self._result + value
-        else:
-            self._result = (torch.maximum if self.reduce == "max" else torch.minimum)(
-                torch.as_tensor(self._result), torch.as_tensor(value)
-            )
+        self._result = COMBINED[self.reduce](self._result, value) if self.mean.weight else value
         self.mean.weight += weight
 
     def add_all(self, values: Sequence[Any], weight: float) -> None:
@@ -171,13 +172,6 @@ class _Logged:
         if self.metric.update_called:
             self.reduce, self._result, self.mean.weight = "last", self.metric.compute(), 1.0
         self.metric.reset()
-
-    def add_to(self, total: WeightedMean, num_samples: int) -> None:
-        """Add the value of the epoch to the mean over epochs, weighted by samples."""
-        if self.reduce == "mean":
-            total.add(self.mean.value(), self.mean.weight)
-        else:
-            total.add(self._result, num_samples)
 
     def value(self) -> Any:
         """Return the value of the epoch so far."""
@@ -240,7 +234,7 @@ class MetricCollector:
     def _logged(self, name: str, reduce_fx: Any) -> _Logged:
         if name not in self._epoch:
             reduce = reduction(reduce_fx)
-            if reduce not in ("mean", "sum", "min", "max"):
+            if reduce not in ("mean", *COMBINED):
                 raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
             self._epoch[name] = _Logged(reduce)
         return self._epoch[name]
@@ -258,7 +252,8 @@ class MetricCollector:
         for name, logged in self._epoch.items():
             logged.compute()
             if logged.mean.weight:
-                logged.add_to(self._totals.setdefault(name, WeightedMean()), max(self.num_samples, 1))
+                weight = logged.mean.weight if logged.reduce == "mean" else max(self.num_samples, 1)
+                self._totals.setdefault(name, WeightedMean()).add(logged.value(), weight)
         self._epoch = {}
         self.num_samples = self.num_batches = 0
 

@@ -163,19 +163,14 @@ class FastForward:
         start = next((k for k in range(count - count % STRIDE, 0, -STRIDE) if k in known), 0)
         if start:
             known[start].load(optimizer, configs)
-        for done in range(start + 1, count + 1):
-            _step_quietly([config for config in configs if done % config.frequency == 0])
-            if done % STRIDE == 0:
-                known[done] = ScheduleState.read(optimizer, configs)
-
-
-def _step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:
-    """Step schedulers without the warning that their optimizer has not stepped."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for config in configs:
-            scheduler: Any = config.scheduler
-            scheduler.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that their optimizer has not stepped
+            for done in range(start + 1, count + 1):
+                due: list[Any] = [config.scheduler for config in configs if done % config.frequency == 0]
+                for scheduler in due:
+                    scheduler.step()
+                if done % STRIDE == 0:
+                    known[done] = ScheduleState.read(optimizer, configs)
 
 
 class RoundSchedulers:

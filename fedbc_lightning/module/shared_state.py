@@ -117,12 +117,8 @@ class Budget:
         if isinstance(value, (list, tuple, deque)):
             return tuple(self.describe(item) for item in list(value))
         # No container is made here, which would lend its id to the next one and so seem to be known.
-        is_opaque = _is_of_library(type(value)) or not hasattr(value, "__dict__")
+        is_opaque = type(value).__module__.partition(".")[0] in LIBRARIES or not hasattr(value, "__dict__")
         return id(value) if is_opaque else (id(value), self.describe(vars(value)))
-
-
-def _is_of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in LIBRARIES
 
 
 def _sum(tensor: Tensor) -> float:

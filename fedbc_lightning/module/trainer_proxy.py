@@ -119,14 +119,8 @@ class ModuleTrainer:
     _values: dict[str, Any]
 
     def __init__(self, **values: Any) -> None:
-        own: dict[str, Any] = {
-            "reads": set(),
-            "lightning_module": None,
-            "collector": None,
-            "is_client_stopped": False,
-            "run": None,
-        }
-        self.__dict__.update(own, _values={**DEFAULTS, "strategy": ModuleStrategy(self), **values})
+        self.__dict__.update(reads=set(), lightning_module=None, collector=None, is_client_stopped=False, run=None)
+        self.__dict__["_values"] = {**DEFAULTS, "strategy": ModuleStrategy(self), **values}
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a name, or raise an error that says which names there are."""
@@ -181,8 +175,7 @@ class ModuleTrainer:
     @property
     def state(self) -> SimpleNamespace:
         """Lightning's ``TrainerState`` of a running fit or evaluation."""
-        names = {"training": "TRAINING", "validating": "VALIDATING", "testing": "TESTING", "predicting": "PREDICTING"}
-        stage = None if self.stage is None else RunningStage[names[self.stage]]
+        stage = None if self.stage is None else RunningStage[self.stage.upper()]
         fn = self._values.get("fn", TrainerFn.FITTING)
         return SimpleNamespace(fn=fn, status=TrainerStatus.RUNNING, stage=stage, finished=False, stopped=False)
 

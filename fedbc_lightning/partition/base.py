@@ -151,23 +151,15 @@ class Partition(Sequence[np.ndarray]):
         digest.update(self.indices.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        num_samples: int,
-        seed: int | None = None,
-        label_histogram: np.ndarray | None = None,
-    ) -> None:
+    def save(self, path: str | Path, *, num_samples: int, label_histogram: np.ndarray | None = None) -> None:
         """Write the partition to an ``.npz`` file, which :class:`~fedbc_lightning.partition.Explicit` reads.
 
         Args:
             path: Path of the file, which is replaced if it exists.
             num_samples: Number of samples M of the data.
-            seed: Seed that the partition was drawn with; None is not stored.
             label_histogram: Number of samples of each class at each client, integers ``(N, num_classes)``.
         """
-        known = {"num_samples": num_samples, "seed": seed, "label_histogram": label_histogram, "hash": self.hash()}
+        known = {"num_samples": num_samples, "label_histogram": label_histogram, "hash": self.hash()}
         contents: Any = {name: np.asarray(value) for name, value in known.items() if value is not None}
         with Path(path).open("wb") as file:
             np.savez_compressed(file, indices=self.indices, offsets=self.offsets, **contents)
@@ -184,8 +176,7 @@ class Partition(Sequence[np.ndarray]):
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             partition = cls(found["indices"], found["offsets"])
-            seed = int(found["seed"]) if "seed" in found else None
-            saved = SavedPartition(partition, int(found["num_samples"]), seed, found.get("label_histogram"))
+            saved = SavedPartition(partition, int(found["num_samples"]), found.get("label_histogram"))
             if partition.hash() != str(found["hash"]):
                 raise ValueError("its hash is another one")
         # NumPy raises exceptions of zipfile, zlib and ast, and nearly all of Python's, for damaged files
@@ -203,14 +194,12 @@ class SavedPartition:
     Args:
         partition: Assignment of samples to clients.
         num_samples: Number of samples M of the data; None if it is unknown.
-        seed: Seed that the partition was drawn with; None if it is unknown.
         label_histogram: Number of samples of each class at each client, ``(N, num_classes)``; None if the data have no
             classes.
     """
 
     partition: Partition
     num_samples: int | None = None
-    seed: int | None = None
     label_histogram: np.ndarray | None = None
 
 

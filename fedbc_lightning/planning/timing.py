@@ -16,7 +16,6 @@ from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.measurement import Measurement, Task
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.federation.participation import deal
-from fedbc_lightning.module.adapter import step_stage
 
 MAX_EVALUATION_SECONDS = 1.5
 """Time limit for evaluating clients, per split and kind of model; the rest is estimated by numbers of samples."""
@@ -33,13 +32,10 @@ def time_evaluation(federation: Federation, evaluator: Evaluator, splits: list[s
     """
     datamodule, models = federation.datamodule, federation.models()
     total = longest = 0.0
-    for split in splits:
-        stage = step_stage(federation.user.module, split)
-        if stage is None:
-            continue
-        what = Measurement(split, stage, models, 0)
-        tasks = evaluator.tasks(split, models)
-        sizes, rate = datamodule.num_samples(split), None
+    wanted = evaluator.measurements(splits, models, 0)
+    for what in wanted:
+        tasks = evaluator.tasks(what.split, models)
+        sizes, rate = datamodule.num_samples(what.split), None
         # Both kinds of models are timed: a local one is loaded for each client, and may be fine-tuned first.
         for which in ("global", "local"):
             mine = [task for task in tasks if task[0] == which and task[1] >= 0]
@@ -47,7 +43,7 @@ def time_evaluation(federation: Federation, evaluator: Evaluator, splits: list[s
                 seconds, samples = _evaluate_some(evaluator, mine, what)
                 rate = seconds / samples if rate is None else rate
                 total += seconds / samples * int(sizes[[client for _, client in mine]].sum())
-        pooled = datamodule.pooled_dataset(split)
+        pooled = datamodule.pooled_dataset(what.split)
         if pooled is not None and ("global", -1) in tasks:
             seconds = (rate or 0.0) * num_items(pooled)
             if seconds < MAX_EVALUATION_SECONDS:
@@ -55,7 +51,7 @@ def time_evaluation(federation: Federation, evaluator: Evaluator, splits: list[s
                 evaluator.one_by_one([("global", -1)], what)
                 seconds = time.perf_counter() - started
             total, longest = total + seconds, max(longest, seconds)
-    total += _time_fine_tuning(evaluator, evaluator.measurements(splits, models, 0))
+    total += _time_fine_tuning(evaluator, wanted)
     if total < MAX_EVALUATION_SECONDS and federation.engine.mapped_evaluation("test") is not None:
         for _ in range(2):  # the first mapped evaluation does the clients one after another as well
             started = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
@@ -29,21 +29,21 @@ REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
 
 def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
     """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
-    given = settings.callbacks
-    callbacks: list[Any] = [given] if isinstance(given, AnyCallback) else list(given or [])
-    check_callbacks(callbacks)
+    callbacks = checked_callbacks(settings.callbacks)
     has_bar = any(isinstance(callback, RoundProgressBar) for callback in callbacks)
     if settings.enable_progress_bar and not has_bar:
         callbacks.append(RoundProgressBar())
     return callbacks
 
 
-def check_callbacks(callbacks: list[Callback]) -> None:
-    """Refuse callbacks that cannot work with federated rounds.
+def checked_callbacks(given: Any) -> list[Callback]:
+    """Return the callbacks that the settings or the module gave, a list of them, one or None, as a list.
 
     Raises:
-        ConfigurationError: A callback is refused, is none, or is an EarlyStopping that checks after local epochs.
+        ConfigurationError: A callback cannot work with federated rounds, is none, or is an EarlyStopping that checks
+            after local epochs.
     """
+    callbacks: list[Any] = [given] if isinstance(given, AnyCallback) else list(given or [])
     for callback in callbacks:
         if not isinstance(callback, AnyCallback):
             raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")
@@ -58,17 +58,6 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would check after each client's "
                 "epoch; leave it out: it then checks after each evaluated round."
             )
-
-
-def callbacks_of(model: LightningModule) -> list[Callback]:
-    """Return the callbacks that the module brings along.
-
-    Raises:
-        ConfigurationError: One of them is refused, see :func:`check_callbacks`.
-    """
-    own = model.configure_callbacks()
-    callbacks = [own] if isinstance(own, AnyCallback) else list(own)
-    check_callbacks(callbacks)
     return callbacks
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -33,10 +33,10 @@ from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import (
-    callbacks_of,
     callbacks_of_settings,
     check_algorithm,
     check_datamodule,
+    checked_callbacks,
 )
 
 
@@ -242,26 +242,16 @@ class FederatedTrainer(RunView):
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
         beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
-        hooks = Hooks(self, model, [*self.callbacks, *callbacks_of(model)])
-        with preserved_globals(fabric.device), _left_on_the_cpu(model):
+        hooks = Hooks(self, model, [*self.callbacks, *checked_callbacks(model.configure_callbacks())])
+        with preserved_globals(fabric.device), ExitStack() as at_the_end:
+            at_the_end.callback(model.cpu)  # where lightning.Trainer leaves it, too
             run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
-            try:
-                begin(run, beginning, takes_other_seed=request.takes_other_seed)
-                return run, request.task(run)
-            finally:
-                run.tear_down()
+            at_the_end.callback(run.tear_down)
+            begin(run, beginning, takes_other_seed=request.takes_other_seed)
+            return run, request.task(run)
 
     def _train(self, run: Run) -> FitResult:
         """Train a run that was set up for :meth:`fit`."""
         self._recorder = Recorder(run)
         RoundLoop(run, self._recorder).run()
         return self._recorder.result()
-
-
-@contextmanager
-def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
-    """Move the model to the CPU at the end of the context, where ``lightning.Trainer`` leaves it, too."""
-    try:
-        yield
-    finally:
-        model.cpu()

@@ -220,7 +220,7 @@ def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
 
 
 class Pull:
-    """A term that knows all K clients at once, and no client alone."""
+    """A term of a user's own, with a strength for each client."""
 
     is_zero = False
 
@@ -233,6 +233,9 @@ class Pull:
     def value(self, w):
         return (self.strengths * w.square() / 2).sum(dim=1)
 
+    def part(self, clients):
+        return Pull(self.strengths[clients, 0])
+
 
 class Shrink:
     def __init__(self, factors):
@@ -240,6 +243,9 @@ class Shrink:
 
     def apply(self, w, step_size):
         w *= self.factors
+
+    def part(self, clients):
+        return Shrink(self.factors[clients, 0])
 
 
 class Mine(FederatedAlgorithm):
@@ -253,7 +259,6 @@ class Mine(FederatedAlgorithm):
 
 @pytest.mark.parametrize("algorithm", [Mine, lambda: FedBC(dual_lr=0.1)])
 def test_terms_of_a_cohort_are_taken_apart(tmp_path, monkeypatch, algorithm):
-    """Also terms that know all clients only."""
     together = fit(tmp_path, "sequential", algorithm)
     assert together.federation.engine.cohort_size > 1
     vectorized = fit(tmp_path, "vectorized", algorithm)

@@ -240,7 +240,7 @@ def raises(*tensors):
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
         (lambda: BoringData, "data: got the class BoringData, not an object"),
         (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),
-        (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple; return a map"),
+        (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple; give a map"),
     ],
     ids=["methods", "test", "number", "base", "class", "order", "tuple"],
 )

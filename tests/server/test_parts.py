@@ -36,7 +36,7 @@ def test_the_terms_of_single_clients_are_those_of_all(center):
     term.add_gradient(torch.zeros(3, 4), w)
     term.coefficient = torch.tensor([2.0, 0.0, 3.0])
     term.add_gradient(together, w)
-    rows = term.rows(3)
+    rows = [term.part(slice(k, k + 1)) for k in range(3)]
     for row, own, expected in zip(rows, w.split(1), together.split(1), strict=True):
         alone = torch.zeros(1, 4)
         row.add_gradient(alone, own)
