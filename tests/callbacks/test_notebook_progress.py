@@ -55,7 +55,6 @@ def test_a_run_has_one_output_and_a_result(tmp_path, monkeypatch):
         assert "<progress" not in shown.data["text/html"]
         assert result.output_type == "execute_result"
         assert result.data["text/plain"].startswith("FedBC: 3 rounds in ")
-        assert "<table" in result.data["text/html"]
     shown, printed = cells[3].outputs
     assert "KeyboardInterrupt after round 1/3 in " in shown.data["text/plain"]
     assert printed.text == "2\n"

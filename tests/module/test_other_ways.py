@@ -124,7 +124,7 @@ def test_predictions_of_the_global_model_and_of_a_clients_own(tmp_path):
         of_tests = trainer.predict(again, data, FedAvg(), "last", client=client)
         assert sum(map(len, of_tests)) == (8 if client is None else 4)
     assert torch.equal(trainer.predict(module, data, FedAvg(), dataloaders=loader)[0], module.eval()(batches[0]))
-    with pytest.raises(ConfigurationError, match="no client '7'"):
+    with pytest.raises(ConfigurationError, match="there is no client 7"):
         trainer.predict(module, data, FedAvg(), dataloaders=loader, client=7)
     with pytest.raises(ConfigurationError, match="several were given; give one DataLoader"):
         trainer.predict(module, data, FedAvg(), dataloaders=[loader, loader])
