@@ -29,14 +29,14 @@ REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
 
 def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
     """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
-    callbacks = checked_callbacks(settings.callbacks)
+    callbacks = check_callbacks(settings.callbacks)
     has_bar = any(isinstance(callback, RoundProgressBar) for callback in callbacks)
     if settings.enable_progress_bar and not has_bar:
         callbacks.append(RoundProgressBar())
     return callbacks
 
 
-def checked_callbacks(given: Any) -> list[Callback]:
+def check_callbacks(given: Any) -> list[Callback]:
     """Return the callbacks that the settings or the module gave, a list of them, one or None, as a list.
 
     Raises:

@@ -32,12 +32,7 @@ from fedbc_lightning.run.set_up import begin, find_beginning, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
-from fedbc_lightning.trainer.arguments import (
-    callbacks_of_settings,
-    check_algorithm,
-    check_datamodule,
-    checked_callbacks,
-)
+from fedbc_lightning.trainer.arguments import callbacks_of_settings, check_algorithm, check_callbacks, check_datamodule
 
 
 class FederatedTrainer(RunView):
@@ -242,7 +237,7 @@ class FederatedTrainer(RunView):
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
         beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
-        hooks = Hooks(self, model, [*self.callbacks, *checked_callbacks(model.configure_callbacks())])
+        hooks = Hooks(self, model, [*self.callbacks, *check_callbacks(model.configure_callbacks())])
         with preserved_globals(fabric.device), ExitStack() as at_the_end:
             at_the_end.callback(model.cpu)  # where lightning.Trainer leaves it, too
             run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
