@@ -44,7 +44,7 @@ class BaseEngine(ABC):
         is_mixed = isinstance(bench.user.precision, MixedPrecision)
         self.has_full_precision = bench.layout.dtype.itemsize >= 4 and not is_mixed
         self.has_schedulers, self.has_solver = bool(bench.optimizer.schedulers), False
-        self.component_shares = bench.component_shares
+        self.component_shares = bench.datamodule.batch_shares
 
     @property
     def sgd_momentum(self) -> float | None:
@@ -159,7 +159,7 @@ class BaseEngine(ABC):
         batches = bench.datamodule.fixed_batches(client, device=user.device)
         losses = [oracle.loss(bench.row[None], user.to_device(batch), k) for k, batch in enumerate(batches)]
         user.train_mode()
-        shares = torch.tensor(bench.component_shares(client), dtype=torch.float64)
+        shares = torch.tensor(self.component_shares(client), dtype=torch.float64)
         return (torch.stack(losses).cpu().double() @ shares).reshape(1)
 
     def fine_tune(self, client: int, fine_tuning: FineTuning) -> None:

@@ -1,8 +1,7 @@
-"""The training of a cohort's clients, one after another, and by default by steps of the user's optimizer."""
+"""The training of a cohort's clients, one after another: how each begins, counts its steps, and ends."""
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,22 +11,14 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import read
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.private_torch import foreach_copy, run_backward
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
-from fedbc_lightning.engines.contrasted_step import ContrastedStep
-from fedbc_lightning.engines.hooked_step import HookedStep, MissingGradientError
-from fedbc_lightning.engines.local_step import LocalStep, Training
-from fedbc_lightning.engines.step_function import StepOutput, log_replayed
+from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import batch_size_of
-from fedbc_lightning.module.mistakes import locate_step, place_in_run, refuse_loss
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
-
-log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
 
 class TrainedClient(NamedTuple):
@@ -67,6 +58,10 @@ class ClientRun(ABC):
         before: Its epochs and steps in earlier rounds, at which local schedules continue.
         epoch: Number of the epoch within the round; ``first_epoch`` is that of the round's first one over all rounds.
         is_module_informed: Whether the module was put into training mode and told which client it trains.
+        is_epoch_over: Whether a hook has ended the epoch before its last batch.
+        training_step: Computes the loss of a batch, as :meth:`UserModule.training_step` does.
+        num_gradients: Number of gradients that were summed; more than steps if a closure is called several times.
+        replayed: The gradients of the last step, if it was replayed.
     """
 
     def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
@@ -74,6 +69,7 @@ class ClientRun(ABC):
         self.user, self.layout, self.optimizer = bench.user, bench.layout, bench.optimizer
         self.module, self.hooks = bench.user.module, bench.user.hooks
         self.gradient_mean: Tensor | None = None
+        self.training_step = bench.user.training_step
 
     def run(self) -> None:
         """Train all clients, and hand the cohort the result."""
@@ -121,7 +117,8 @@ class ClientRun(ABC):
         """
         bench, cohort, asked = self.bench, self.cohort, self.asked
         self.client = client = cohort.ids[k]
-        self.num_steps = self.num_updates = self.epoch = self.batches_passed = 0
+        self.num_steps = self.num_updates = self.num_gradients = self.epoch = self.batches_passed = 0
+        self.replayed: Sequence[Tensor] | None = None
         self.losses, self.sizes = list[Tensor](), list[int]()
         self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
@@ -185,7 +182,7 @@ class ClientRun(ABC):
 
     def start_epoch(self, epoch: int) -> None:
         """Prepare for the batches of an epoch."""
-        self.epoch = epoch
+        self.epoch, self.is_epoch_over = epoch, False
         self.loader.set_epoch(epoch)
         if self.is_module_informed:
             self.user.shim.set(current_epoch=self.current_epoch)
@@ -201,6 +198,16 @@ class ClientRun(ABC):
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()
+
+    def start_batch(self, batch: Any, batch_idx: int) -> int:
+        """Prepare for a step that is not replayed, and return the number of samples of its batch."""
+        check()
+        if not self.is_module_informed:
+            self.inform_module()
+        self.replayed = None
+        size = self.size_of(batch, batch_idx)
+        self.collector.start_batch(batch, size)
+        return size
 
     def step_schedulers(self) -> None:
         """Step the schedulers of interval ``epoch``, at the end of one."""
@@ -269,210 +276,6 @@ class ClientRun(ABC):
             return next(iter(self._updates_by_rate))
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
         return tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))
-
-
-class OptimizerRun(ClientRun):
-    """Trains clients in epochs over their batches by steps of the user's own optimizer.
-
-    A step is taken from its recording if there is one (:meth:`_replay`), as the module writes it
-    (:meth:`_take_written`), or with Lightning's hooks inside (:class:`HookedStep`). What happens to its gradient then
-    is :class:`LocalStep`.
-
-    Args:
-        bench: The workbench.
-        cohort: The clients.
-        asked: What the method asks for.
-    """
-
-    def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
-        super().__init__(bench, cohort, asked)
-        self.step = LocalStep(self.layout, asked, bench.row[None], bench.grad[None])
-        self._hooked = HookedStep(self)
-        self._given: tuple[Any, ...] = (*asked.terms, asked.after_step)
-        self._contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
-        self.training_step = bench.user.training_step
-
-    def train(self, k: int) -> None:
-        """Run the epochs; see the base class."""
-        try:
-            self._train(k)
-        except MissingGradientError:
-            # The optimizer's state lies in flat slices and is lost with them, so the client starts again.
-            log.info(
-                "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
-                "gets the module's own parameters, not flat slices. Same numbers, a little slower."
-            )
-            self.optimizer.use_per_tensor()
-            self._train(k)
-
-    def _train(self, k: int) -> None:
-        bench, optimizer, step = self.bench, self.optimizer, self.step
-        self._is_plain = bench.takes_plain_steps and self._contrast is None
-        self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
-        self.num_gradients = 0  # that were added up; more than steps if a closure is called several times
-        if bench.scaler is not None:
-            self._hooked.start_scaler(bench.scaler)
-        self.begin(k, informs_module=not bench.runs_only_training_step)
-        # The method made terms for all K clients; each client's steps see its own row of them.
-        is_alone, own = len(self.cohort) == 1, slice(k, k + 1)
-        if self._contrast is not None:
-            self.training_step = ContrastedStep(bench, self._contrast.part(own)).training_step
-        *terms, after_step = [each if each is None or is_alone else each.part(own) for each in self._given]
-        if terms or after_step is not None:
-            step.use(terms, after_step)
-        step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
-        epoch, epochs, steps = 0, self.local.epochs or 1, self.local.steps
-        while not self.user.shim.is_client_stopped and (epoch < epochs if steps is None else self.num_steps < steps):
-            self._run_epoch(epoch)
-            epoch += 1
-
-    def finish(self) -> TrainedClient:
-        """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
-        step, scaler = self.step, self.bench.scaler
-        if step.gradient_sum is not None:
-            self.gradient_mean = step.gradient_sum[0, : self.layout.num_parameters] / max(self.num_gradients, 1)
-        trained = super().finish()
-        # No hook looks between the clients of a cohort.
-        if self._gradients is not None and self.client == self.cohort.ids[-1]:
-            self.layout.show_gradients(self._gradients)
-        if scaler is not None:
-            trained.records["grad_scale"] = scaler.get_scale()
-        return trained
-
-    def _run_epoch(self, epoch: int) -> None:
-        self.start_epoch(epoch)
-        steps_before = self.num_steps
-        self._run_batches()
-        self.batches_passed += self.collector.num_batches
-        if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
-            raise ConfigurationError(
-                f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
-                "a hook skipped it), so trainer.local_steps would never be reached."
-            )
-        self.end_epoch()
-
-    def _run_batches(self) -> None:
-        """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
-        # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
-        # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
-        if self.layout.num_optimized < self.bench.grad.numel():
-            self.bench.grad[self.layout.num_optimized :].zero_()
-        recorder, loader = self.bench.recorder, self.loader
-        may_replay = self._is_plain and recorder.reason is None and not self.optimizer.has_step_hooks
-        # Lists of batches of one form, between which nobody's code runs.
-        is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks
-        batches: Sequence[Any] = ()
-        start = batch_idx = 0
-        steps_before = self.num_steps
-        try:
-            for found in loader.stretches() if is_known else ([batch] for batch in loader):
-                start, batches = 0, found
-                batches = self._on_device(found)
-                while start < len(batches):
-                    count, is_over = (self._replay(batches[start:], batch_idx) if may_replay else 0), False
-                    if not count:
-                        count, is_over = 1, self._take_batch(batches[start], batch_idx)
-                    start, batch_idx = start + count, batch_idx + count
-                    is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
-                    if is_over or is_enough or self.user.shim.is_client_stopped:
-                        if self._is_plain and batch_idx >= self.num_batches:
-                            self.step_schedulers()
-                        return
-        except Exception as error:
-            self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
-            raise
-        finally:
-            recorder.count_written(self.num_steps - steps_before)
-        if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
-            self.step_schedulers()
-
-    def _on_device(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return batches of one form on the device: where the first lies there already, all do."""
-        to_device = self.user.to_device
-        first = to_device(batches[0])
-        return batches if first is batches[0] else [first, *map(to_device, batches[1:])]
-
-    # the ways to take a step
-
-    def _replay(self, batches: Sequence[Any], batch_idx: int) -> int:
-        """Replay steps on the first of these batches, and return their number; 0 if the next one must be written."""
-        with torch.no_grad():
-            recording = self.bench.recorder.ready("single", self.layout.parameters, batches[0])
-        if recording is None:
-            return 0
-        # A scheduler's code runs between the steps, so it finds each of them counted and logged.
-        count = 1 if self.optimizer.schedulers else min(recording.credit, len(batches))
-        if self.local.steps is not None:
-            count = min(count, self.local.steps - self.num_steps)
-        size = self.size_of(batches[0], batch_idx)
-        self.collector.start_batch(batches[count - 1], size, num_batches=count)
-        views, first, take_step = self.bench.grad_views, self.layout.num_grouped, self.step.take
-        logged: list[Sequence[Tensor]] = []
-        with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
-            # What is not an operation happens once for all of these steps.
-            for batch in batches[:count]:
-                check()
-                results = recording.replay(*self.layout.parameters, *batch)
-                self._gradients = results[:first]
-                foreach_copy(views, self._gradients)
-                self.losses.append(results[first])
-                logged.append(results[first + 1 :])
-                take_step()
-            log_replayed(self.collector, recording.calls, logged, size)
-        self.sizes += [size] * count
-        recording.credit -= count
-        self.num_gradients += count
-        self.count_step(batch_idx + count - 1, num_steps=count)
-        return count
-
-    def _take_batch(self, batch: Any, batch_idx: int) -> bool:
-        """Process one batch as it is written, with the optimizer step if it completes one.
-
-        Returns:
-            Whether a hook ends the epoch.
-        """
-        check()
-        if not self.is_module_informed:
-            self.inform_module()
-        self._gradients = None
-        size = self.size_of(batch, batch_idx)
-        self.collector.start_batch(batch, size)
-        if self._is_plain:
-            self._take_written(batch, batch_idx, size)
-            return False
-        if self._hooked.take(batch, batch_idx, size):
-            return False
-        self.step_schedulers()
-        self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
-        return True
-
-    def _take_written(self, batch: Any, batch_idx: int, size: int) -> None:
-        """Take a step in which nobody's code but ``training_step`` runs; compare it with its replay if it is time."""
-        layout, recorder = self.layout, self.bench.recorder
-        is_compared = recorder.listen()
-        loss, _ = self.training_step(batch, batch_idx)
-        # Only now, as in Lightning's loop: training_step may look at the gradients of the last step.
-        for parameter in layout.parameters:
-            parameter.grad = None
-        if loss is not None:
-            try:
-                self.count_loss(loss, size)
-                run_backward(loss)
-            except RuntimeError:
-                refuse_loss(loss, self.module)
-                raise
-            if not layout.gather_gradients(self.bench.optimized_grad):
-                raise MissingGradientError
-        if is_compared:  # before schedulers log more, or read what was logged
-            grouped = layout.parameters[: layout.num_grouped]
-            gradients: list[Any] = [parameter.grad for parameter in grouped]
-            recorder.compare(None if loss is None else StepOutput(gradients, self.losses[-1], []))
-        if loss is not None:
-            self.num_gradients += 1
-            self.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
-            with torch.no_grad():
-                self.step.take()
-        self.count_step(batch_idx, is_update=loss is not None)
 
 
 def _stacked(rows: Any) -> Tensor:

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.module.mistakes import refuse_loss
+from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.plain_step import MissingGradientError, StepWay
 
 
-class MissingGradientError(Exception):
-    """A step left a parameter of the optimizer without a gradient.
+class HookedStep(StepWay):
+    """Takes the batches and steps of one client where somebody's code may run inside of them."""
 
-    torch's optimizers leave such a parameter alone. As part of a flat slice, momentum and weight decay would move it.
-    """
-
-
-class HookedStep:
-    """Takes the batches and steps of one client where somebody's code may run inside of them.
-
-    Args:
-        run: The :class:`~fedbc_lightning.engines.client_run.OptimizerRun` that takes the batch.
-    """
-
-    def __init__(self, run: Any) -> None:
-        self._run, self._bench, self._local, self._step = run, run.bench, run.local, run.step
-        self._optimizer, self._layout, self._hooks = run.optimizer, run.layout, run.hooks
+    def __init__(self, run: ClientRun, step: LocalStep) -> None:
+        super().__init__(run, step)
+        self._local, self._optimizer, self._hooks = run.local, run.optimizer, run.hooks
         self._is_update = False  # whether the last step moved w
 
-    def take(self, batch: Any, batch_idx: int, size: int) -> bool:
-        """Take a batch with hooks around it, and return False if one of them ends the epoch before it."""
-        run, hooks, accumulate = self._run, self._hooks, self._local.accumulate_grad_batches
+    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+        """Take one batch with hooks around it; see the base class."""
+        run, hooks, accumulate, batch = self._run, self._hooks, self._local.accumulate_grad_batches, batches[0]
+        size = run.start_batch(batch, batch_idx)
         if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
-            return False
+            run.step_schedulers()
+            run.is_epoch_over = True  # and counts as complete
+            return 1
         shown: dict[str, Any] = {}
         is_counted = False
 
@@ -46,16 +40,12 @@ class HookedStep:
                     self._zero_grad(run.current_epoch, batch_idx)
                 if loss is None:
                     return None
-                try:
-                    if not is_counted:  # an optimizer may call its closure several times
-                        is_counted = True
-                        run.count_loss(loss, size)
-                    scaled = loss / accumulate if accumulate > 1 else loss
-                    shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
-                    self._backward(scaled)
-                except RuntimeError:
-                    refuse_loss(loss, run.module)
-                    raise
+                scaled = loss / accumulate if accumulate > 1 else loss
+                shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
+                self._bench.backward(scaled if self._bench.scaler is None else self._bench.scaler.scale(scaled))
+                if not is_counted:  # an optimizer may call its closure several times
+                    is_counted = True
+                    run.count_loss(loss, size)
             return loss
 
         is_end = batch_idx + 1 == run.num_batches
@@ -67,11 +57,7 @@ class HookedStep:
         if is_end:
             run.step_schedulers()
         hooks.call("on_train_batch_end", shown, batch, batch_idx)
-        return True
-
-    def start_scaler(self, scaler: Any) -> None:
-        """Start with the server's gradient scale, so that no client depends on who was trained before it."""
-        scaler.load_state_dict({**scaler.state_dict(), "scale": self._bench.grad_scale, "_growth_tracker": 0})
+        return 1
 
     # parts
 
@@ -81,19 +67,7 @@ class HookedStep:
         if self._bench.overridden["optimizer_zero_grad"]:
             self._bench.user.module.optimizer_zero_grad(epoch, batch_idx, self._optimizer.optimizer)
             return
-        for parameter in self._layout.parameters:
-            parameter.grad = None
-
-    def _backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, which is scaled in 16-mixed precision."""
-        self._hooks.call("on_before_backward", loss)
-        if self._bench.scaler is not None:
-            loss = self._bench.scaler.scale(loss)
-        if self._bench.overridden["backward"]:
-            self._bench.user.module.backward(loss)
-        else:
-            loss.backward()
-        self._hooks.call("on_after_backward")
+        self._layout.drop_gradients()
 
     def _take_step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
         """Take one step; the loss and its gradient are computed inside a closure if the optimizer wants one.
@@ -102,7 +76,7 @@ class HookedStep:
             batch_idx: Number of the batch in its epoch.
             forward_backward: Computes the gradients, and returns the loss, or None if the module returns none.
         """
-        optimizer, module = self._optimizer.optimizer, self._run.module
+        module, optimizer = self._run.module, self._optimizer.optimizer
 
         def closure() -> Tensor | None:
             loss = forward_backward()
@@ -117,7 +91,7 @@ class HookedStep:
         if self._bench.overridden["optimizer_step"]:
             module.optimizer_step(self._run.current_epoch, batch_idx, optimizer, closure)
         elif self._optimizer.needs_closure:
-            optimizer.step(closure)
+            optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
             if self._bench.scaler is None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.client_run import OptimizerRun
 from fedbc_lightning.engines.local_step import Training
+from fedbc_lightning.engines.optimizer_run import OptimizerRun
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.server.base import FEW_ROWS

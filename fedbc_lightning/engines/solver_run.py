@@ -20,7 +20,6 @@ from fedbc_lightning.engines.step_function import collecting
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Proximal, Term
 from fedbc_lightning.module.collector import MetricCollector, batch_size_of
-from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
 
 
@@ -74,21 +73,11 @@ class Oracle:
     ) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the gradient (1, d) at w; the gradient is 0 for parameters without one."""
         self._go_to(w)
-        for parameter in self.layout.parameters:
-            parameter.grad = None
+        self.layout.drop_gradients()
         with torch.enable_grad(), nullcontext() if is_logged else collecting(self.user, MetricCollector()):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
-                hooks = self.user.hooks
-                if self._calls_hooks:
-                    hooks.call("on_before_backward", loss)
-                try:
-                    self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
-                except RuntimeError:
-                    refuse_loss(loss, self.user.module)
-                    raise
-                if self._calls_hooks:
-                    hooks.call("on_after_backward")
+                self.bench.backward(loss, calls_hooks=self._calls_hooks)
         gradient = torch.zeros_like(self.bench.grad)
         self.layout.collect_gradients(gradient)
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
@@ -247,11 +236,11 @@ class SolverRun(ClientRun, SolverSteps):
     @property
     def num_components(self) -> int:
         """Number m of fixed batches into which the client's data is cut."""
-        return len(self.bench.component_shares(self.client))
+        return len(self.bench.datamodule.batch_shares(self.client))
 
     def component_gradient(self, w: Tensor, index: int) -> Tensor:
         r"""Return ∇f_ij(w), (1, d), of the fixed batch j = `index`; the plain mean over all j is ∇f_i(w)."""
-        shares = self.bench.component_shares(self.client)
+        shares = self.bench.datamodule.batch_shares(self.client)
         batch = self.user.to_device(self.bench.components(self.client)[index])
         size = batch_size_of(batch, 1)
         self.collector.start_batch(batch, size)
@@ -286,8 +275,7 @@ class SolverRun(ClientRun, SolverSteps):
     def _quiet_schedulers(self) -> None:
         """Let the user's optimizer take a step without gradients: torch's schedulers warn of one that never stepped."""
         if self.optimizer.schedulers and not self.optimizer.needs_closure:
-            for parameter in self.layout.parameters:
-                parameter.grad = None
+            self.layout.drop_gradients()
             self.optimizer.show_gradient(False)
             self.optimizer.optimizer.step()
 

@@ -206,24 +206,18 @@ class StepFunction:
         Raises:
             NotRecordableError: There is no loss, or a parameter of the optimizer has no gradient.
         """
-        parameters = self.layout.parameters
         calls = LoggedCalls()
-        for parameter in parameters:
-            parameter.grad = None
+        self.layout.drop_gradients()
         try:
             with collecting(self.user, calls), torch.enable_grad():
                 loss, _ = self.user.training_step(batch, batch_idx)
                 if loss is None:
                     raise NotRecordableError("training_step returns no loss")
-                try:
-                    loss.backward()
-                except RuntimeError:
-                    refuse_loss(loss, self.user.module)
-                    raise
-            gradients = [parameter.grad for parameter in parameters[: self.layout.num_grouped]]
+                refuse_loss(loss, self.user.module)
+                loss.backward()
+            gradients = [parameter.grad for parameter in self.layout.parameters[: self.layout.num_grouped]]
         finally:
-            for parameter in parameters:
-                parameter.grad = None
+            self.layout.drop_gradients()
         return StepOutput(self._complete(gradients), loss.detach().reshape(()), calls.calls)
 
     def _complete(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:

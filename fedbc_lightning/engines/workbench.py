@@ -20,6 +20,7 @@ from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
+from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.module.schedulers import Configured
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -219,6 +220,23 @@ class Workbench:
             or optimizer.has_step_hooks
         )  # fmt: skip
 
+    def backward(self, loss: Tensor, *, calls_hooks: bool = True) -> None:
+        """Compute the gradients of a loss by the module's ``backward``, between Lightning's hooks if they are called.
+
+        Raises:
+            ConfigurationError: The loss has several elements, or no gradient.
+        """
+        hooks, module = self.user.hooks, self.user.module
+        if calls_hooks:
+            hooks.call("on_before_backward", loss)
+        try:
+            module.backward(loss) if self.overridden["backward"] else loss.backward()
+        except RuntimeError:
+            refuse_loss(loss, module)
+            raise
+        if calls_hooks:
+            hooks.call("on_after_backward")
+
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
         """Return learning rates by parameter: (1, 1) if one group holds all, else (1, d), 0 outside of the groups."""
         return self.row_rates(rates)[:, : self.layout.num_parameters]
@@ -252,10 +270,6 @@ class Workbench:
         if client not in self._components:
             self._components[client] = list(self.datamodule.fixed_batches(client, device=self.user.device))
         return self._components[client]
-
-    def component_shares(self, client: int) -> list[float]:
-        """Return the fractions of the client's samples that lie in each of :meth:`components`; they sum to 1."""
-        return self.datamodule.batch_shares(client)
 
     # the rows
 

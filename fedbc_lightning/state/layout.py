@@ -297,6 +297,11 @@ class ParameterLayout:
                 part.copy_(parameter.grad.reshape(-1))
         return missing
 
+    def drop_gradients(self) -> None:
+        """Leave every parameter without a gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def has_gradient(self) -> bool:
         """Return whether any grouped parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._grouped)

@@ -9,8 +9,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import FedAvgPlus
-from fedbc_lightning.engines.client_run import OptimizerRun
 from fedbc_lightning.engines.hooked_step import HookedStep
+from fedbc_lightning.engines.plain_step import WrittenStep
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 
 BY_VALUE = {"gradient_clip_algorithm": "value"}
@@ -60,11 +60,10 @@ def run(root, algorithm=FedAvg, model=Model, is_watched=False, **options):
 )
 def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
     ways = []
-    for owner, name in ((OptimizerRun, "_take_written"), (HookedStep, "take")):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
+    for way in (WrittenStep, HookedStep):
+        monkeypatch.setattr(way, "take", lambda *a, way=way, real=way.take: ways.append(way) or real(*a))
     plain, watched = (run(tmp_path, algorithm, lambda: Model(**model), k, **options) for k in (False, True))
-    assert set(ways) == {"_take_written", "take"}
+    assert set(ways) == {WrittenStep, HookedStep}
     assert_same_run(plain, watched)
 
 

@@ -1,0 +1,117 @@
+"""Steps in which nobody's code but ``training_step`` runs: as the module writes it, or replayed from a recording."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.private_torch import foreach_copy, run_backward
+from fedbc_lightning.distributed.interrupts import check
+from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.step_function import StepOutput, log_replayed
+from fedbc_lightning.module.mistakes import refuse_loss
+
+
+class StepWay(ABC):
+    """A way to take a client's steps; they differ in where the gradient comes from and in whose code sees it.
+
+    Args:
+        run: The client's training.
+        step: What happens to the gradient.
+    """
+
+    def __init__(self, run: ClientRun, step: LocalStep) -> None:
+        self._run, self._step, self._bench, self._layout = run, step, run.bench, run.layout
+
+    @abstractmethod
+    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+        """Take the steps on the first of these batches, which have one form.
+
+        Args:
+            batches: The batches that come next, at least one.
+            batch_idx: Number of the first of them in its epoch.
+
+        Returns:
+            Number of batches that were taken; 0 if the next one must be taken in another way.
+        """
+
+
+class MissingGradientError(Exception):
+    """A step left a parameter of the optimizer without a gradient.
+
+    torch's optimizers leave such a parameter alone. As part of a flat slice, momentum and weight decay would move it.
+    """
+
+
+class WrittenStep(StepWay):
+    """Takes one step as the module writes it, and compares it with its replay if it is time."""
+
+    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+        """Take one step, see the base class.
+
+        Raises:
+            MissingGradientError: A parameter has no gradient, so the optimizer cannot work on flat slices.
+        """
+        run, layout, recorder = self._run, self._layout, self._bench.recorder
+        size = run.start_batch(batches[0], batch_idx)
+        is_compared = recorder.listen()
+        loss, _ = run.training_step(batches[0], batch_idx)
+        # Only now, as in Lightning's loop: training_step may look at the gradients of the last step.
+        layout.drop_gradients()
+        if loss is not None:
+            refuse_loss(loss, run.module)
+            run.count_loss(loss, size)
+            run_backward(loss)
+            if not layout.gather_gradients(self._bench.optimized_grad):
+                raise MissingGradientError
+        if is_compared:  # before schedulers log more, or read what was logged
+            gradients: list[Any] = [parameter.grad for parameter in layout.parameters[: layout.num_grouped]]
+            recorder.compare(None if loss is None else StepOutput(gradients, run.losses[-1], []))
+        if loss is not None:
+            run.num_gradients += 1
+            run.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
+            with torch.no_grad():
+                self._step.take()
+        run.count_step(batch_idx, is_update=loss is not None)
+        return 1
+
+
+class ReplayedStep(StepWay):
+    """Replays recorded steps, as many in a row as the recording's credit allows."""
+
+    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+        """Replay steps, see the base class."""
+        run, parameters = self._run, self._layout.parameters
+        with torch.no_grad():
+            recording = self._bench.recorder.ready("single", parameters, batches[0])
+        if recording is None:
+            return 0
+        # A scheduler's code runs between the steps, so it finds each of them counted and logged.
+        count = 1 if run.optimizer.schedulers else min(recording.credit, len(batches))
+        if run.local.steps is not None:
+            count = min(count, run.local.steps - run.num_steps)
+        size = run.size_of(batches[0], batch_idx)
+        run.collector.start_batch(batches[count - 1], size, num_batches=count)
+        views, first, take_step = self._bench.grad_views, self._layout.num_grouped, self._step.take
+        logged: list[Sequence[Tensor]] = []
+        with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
+            # What is not an operation happens once for all of these steps.
+            for batch in batches[:count]:
+                check()
+                results = recording.replay(*parameters, *batch)
+                run.replayed = results[:first]
+                foreach_copy(views, run.replayed)
+                run.losses.append(results[first])
+                logged.append(results[first + 1 :])
+                take_step()
+            log_replayed(run.collector, recording.calls, logged, size)
+        run.sizes += [size] * count
+        recording.credit -= count
+        run.num_gradients += count
+        run.count_step(batch_idx + count - 1, num_steps=count)
+        return count
