@@ -1,5 +1,5 @@
 """Many clients at once: one mapped step for all of them.
 
-Three words for three things: rows and batches of K clients are *stacked* under one another, a step is *mapped* over them
-by ``torch.func.vmap``, and the engine that does so is the *vectorized* one, as users call it in ``trainer.engine``.
+Three words for three things: rows and batches of K clients are *stacked* under one another, a step is *mapped* over
+them by ``torch.func.vmap``, and the engine that does so is the *vectorized* one, as ``trainer.engine`` calls it.
 """
