@@ -163,9 +163,6 @@ def test_a_straggler_of_ditto_does_its_share_of_the_personal_epochs(tmp_path, ep
     assert num_late == 3 * 4
 
 
-# APFL
-
-
 # steps without a loss
 
 
@@ -269,9 +266,6 @@ def test_parts_that_cannot_work_together_are_refused_before_training(tmp_path, b
     assert not recorder.sampled
 
 
-# hooks
-
-
 # resuming, random transfers
 
 
@@ -308,10 +302,7 @@ def test_an_optimizer_that_maximizes_is_refused_under_a_solver(tmp_path, build):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (
-            partial(torch.optim.SGD, momentum=0.9),
-            "SGD (momentum 0.9) it uses learning rate and weight decay.",
-        ),
+        (partial(torch.optim.SGD, momentum=0.9), "SGD (momentum 0.9) it uses learning rate and weight decay."),
         (torch.optim.SGD, None),
     ],
 )
@@ -321,9 +312,6 @@ def test_what_a_solver_drops_of_the_users_optimizer_is_said(tmp_path, caplog, ma
     found = [record.getMessage() for record in caplog.records if "takes plain SGD steps" in record.getMessage()]
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
-
-
-# Fed+
 
 
 # methods of the user's own
@@ -368,14 +356,6 @@ def test_a_loss_that_is_asked_for_after_training_leaves_the_result(tmp_path):
         found.append(module.state_dict())
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
-
-
-class Declares(FedAvg):
-    """FedAvg that declares what it is told to."""
-
-    def __init__(self, declare):
-        super().__init__()
-        self.declare_state = declare
 
 
 # buffers

@@ -67,22 +67,6 @@ def test_a_table(tiny, words, rows, monkeypatch, capsys, tmp_path):
     assert re.search(rf"^{rows}$", out, re.MULTILINE), out
 
 
-@only("engines")
-def test_users_evaluate_log_and_save(tiny):
-    seen = {}
-
-    class Look(tiny.Callback):
-        def on_train_end(self, trainer, pl_module):
-            seen[trainer.logger is not None] = sorted(trainer.callback_metrics)
-
-    work = tiny.WORKLOADS["W1"]
-    data = tiny.Clients(work.sizes, work.shape)
-    for is_as_users in (True, False):
-        assert tiny.Way("FedBC", "sequential", is_as_users).speed(work, data, [Look()]) > 0
-    assert {"train/accuracy", "accuracy/global"} <= set(seen[True])
-    assert not any("accuracy" in name for name in seen[False])
-
-
 @only("methods")
 def test_every_exported_method_has_a_grid(tiny):
     names = tiny.method_names()
@@ -90,9 +74,6 @@ def test_every_exported_method_has_a_grid(tiny):
     for name in names:
         for point in tiny.METHODS[name].own:
             tiny.make(name, point)
-
-
-# benchmarks/many_clients.py
 
 
 # benchmarks/gpu.py, on a CPU
@@ -115,40 +96,3 @@ def test_each_measurement_is_a_line_and_a_finished_workload_is_skipped(tiny, mon
             assert missing[line["way"]] in line.get("failed", missing[line["way"]])
         else:
             assert line["steps_per_second"] > 0, line
-
-
-@only("gpu")
-def test_a_dead_worker_costs_one_measurement(tiny, monkeypatch, tmp_path):
-    """The second of three measurements ends the process; the third is made by another one."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        "import json, os, sys\n"
-        "for task in json.loads(sys.argv[2]):\n"
-        "    if task['turn'] == 2:\n"
-        "        os.abort()\n"
-        "    print(json.dumps({'turn': task['turn']}), flush=True)\n"
-    )
-    monkeypatch.setattr(tiny, "__file__", str(worker))
-    tasks = [tiny.Task("W1", "by-hand", turn, "cpu", True, 0.1) for turn in (1, 2, 3)]
-    first, second, third = tiny.run_workers(tasks, until=tiny.time.monotonic() + 60)
-    assert (first["turn"], third["turn"]) == (1, 3)
-    assert second["failed"].startswith("the process ended with -6")
-
-
-@only("gpu")
-def test_the_table_has_medians_and_reasons(tiny, monkeypatch, capsys, tmp_path):
-    def line(way, **found):
-        return json.dumps({"workload": "W1", "way": way, **found})
-
-    results = tmp_path / "found.jsonl"
-    results.write_text("\n".join([
-        '{"machine": "a card"}', line("by-hand", steps_per_second=100.0), line("vectorized", steps_per_second=150.0),
-        line("vectorized", steps_per_second=250.0, busy=0.5), line("recorded", failed="a | b"), '{"workload": "W1',
-    ]))  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["gpu.py", "--table", str(results)])
-    tiny.main()
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "| W1 | by-hand | 100 | 1 |  |  |  |  |  |  |",
-        "| W1 | vectorized | 200 | 2 |  |  | 0.5 |  |  |  |",
-        "| W1 | recorded | a / b | | | | | | | |",
-    ]

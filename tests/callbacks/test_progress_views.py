@@ -20,8 +20,6 @@ from fedbc_lightning.engines.workbench import Work
 class Says(Callback):
     """Prints and logs in the middle of a round, and lets the display be drawn."""
 
-    drawn: str = ""
-
     def on_client_end(self, trainer, pl_module, client):
         if trainer.current_round == 2:
             print("a printed line")

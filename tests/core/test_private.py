@@ -30,7 +30,6 @@ from torchmetrics import MaxMetric
 from fedbc_lightning.core import private_cli, private_lightning, private_torch
 from fedbc_lightning.distributed.fabric import ClientParallelStrategy
 
-PLACES = (private_torch, private_lightning, private_cli)
 aten = torch.ops.aten
 
 
@@ -106,12 +105,6 @@ def test_a_write_into_a_tensor_is_counted():
     assert private_torch.writes_into(tensor) > before, gone("_version")
 
 
-def test_many_tensors_are_copied_in_one_call():
-    into = [torch.zeros(2), torch.zeros(3)]
-    private_torch.foreach_copy(into, [torch.ones(2), torch.full((3,), 2.0)])
-    assert [one.tolist() for one in into] == [[1, 1], [2, 2, 2]], gone("_foreach_copy_")
-
-
 @pytest.mark.parametrize("kind", ["pre", "post"])
 def test_step_hooks_are_found(kind):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -151,11 +144,6 @@ def test_tracing_keeps_constants_and_computes_nothing():
     traced = private_torch.trace(function, [torch.ones(2)])
     assert ran != [torch.Tensor], gone("make_fx(tracing_mode='fake')")
     assert traced(torch.ones(2))[0].tolist() == [2, 2], gone("_allow_non_fake_inputs")
-
-
-def test_nested_values_are_walked():
-    tree = {"a": [torch.ones(1), 2], "b": (3,)}
-    assert private_torch.tree_map_only(int, str, tree)["b"] == ("3",), gone("tree_map_only")
 
 
 def test_the_timeout_of_the_process_group_can_be_set(tmp_path):
@@ -309,33 +297,6 @@ def test_the_help_of_an_argument_can_be_shortened():
 
 
 # one place
-
-
-def defined_in(tree: ast.Module) -> list[tuple[str, str]]:
-    """Each name that a file defines, with the text below it; a group of constants has one text, the last one's."""
-    found, waiting = [], []
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.append((node.name, ast.get_docstring(node) or ""))
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            waiting.append(ast.unparse(node).partition("=")[0].strip())
-            if isinstance(after, ast.Expr):
-                found += [(name, after.value.value) for name in waiting]
-            if not isinstance(after, (ast.Assign, ast.AnnAssign)):
-                waiting = []
-    return found
-
-
-@pytest.mark.parametrize("module", PLACES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_each_part_says_where_it_was_read_and_what_happens_without_it(module):
-    with open(module.__file__, encoding="utf-8") as file:
-        defined = defined_in(ast.parse(file.read()))
-    assert len(defined) >= 5
-    for name, text in defined:
-        if name != "aten":
-            words = " ".join(text.split())
-            assert re.search(r"[Rr]ead in \w+ \d", words), f"{name} does not say in which version it was read"
-            assert re.search(r"[Ww]ithout |If ", words), f"{name} does not say what happens without it"
 
 
 LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "jsonargparse", "argparse")

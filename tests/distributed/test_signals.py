@@ -77,8 +77,7 @@ def run(project, *words, **changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
-    [("SIGINT", "del"), ("SIGTERM", "fork"), ("SIGHUP", "step"), ("SIGUSR1", "step")],
+    ("name", "where"), [("SIGINT", "del"), ("SIGTERM", "fork"), ("SIGHUP", "step"), ("SIGUSR1", "step")]
 )
 def test_a_signal_ends_the_run_wherever_it_comes(project, name, where):
     number = int(getattr(signal, name))

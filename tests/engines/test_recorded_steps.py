@@ -10,16 +10,7 @@ import torch
 from fedbc_lightning.models import CIFARCNN, LogisticRegression
 from helpers import steps
 from helpers.boring import BoringData, BoringModel
-from helpers.steps import (
-    Branching,
-    Dropping,
-    Listed,
-    LogsTheMost,
-    Measuring,
-    Recurrent,
-    Smooth,
-    assert_same_run,
-)
+from helpers.steps import Branching, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth, assert_same_run
 from lightning.pytorch import Callback
 from torch import nn
 from torch.nn import functional

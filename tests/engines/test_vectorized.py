@@ -184,8 +184,7 @@ def test_a_client_that_overflows_leaves_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [lambda: FedBC(dual_lr=0.1, tolerance_lr=0.1), lambda: PerFedBC(0.1, dual_init=0.1)],
+    "algorithm", [lambda: FedBC(dual_lr=0.1, tolerance_lr=0.1), lambda: PerFedBC(0.1, dual_init=0.1)]
 )
 def test_resume_is_bitwise(tmp_path, algorithm):
     whole = fit(tmp_path, "vectorized", algorithm, max_rounds=3, name="whole", **SEVEN)

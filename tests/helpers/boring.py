@@ -80,6 +80,14 @@ class BoringModel(LightningModule):
         return torch.optim.SGD(self.parameters(), self.hparams["lr"], momentum=0.5)
 
 
+class Linear(BoringModel):
+    """A linear layer alone: there are no buffers, so both engines train it."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.net = nn.Linear(10, 3)
+
+
 class Plain(LightningModule):
     """A step that is a function of weights and batch, and logs its accuracy; it has no buffers."""
 

@@ -41,11 +41,7 @@ TOKENS = torch.zeros(2, 5, dtype=torch.int64)
     ("model", "inputs", "message"),
     [
         (MLP(), torch.zeros(2, 1, 8, 8), "model.num_features: got 784, but an input has 64"),
-        (
-            CIFARCNN(),
-            torch.zeros(2, 1, 32, 32),
-            r"CIFARCNN takes images .* of \(3, 32, 32\), but .* \(1, 32, 32\)",
-        ),
+        (CIFARCNN(), torch.zeros(2, 1, 32, 32), r"CIFARCNN takes images .* of \(3, 32, 32\), but .* \(1, 32, 32\)"),
         (CIFARCNN(), torch.zeros(3, 32, 32), r"of \(3, 32, 32\), but an input has the shape \(32, 32\)"),
         (FEMNISTCNN(), torch.zeros(2, 28, 28), r"of \(1, 28, 28\), but an input has the shape \(28, 28\)"),
         (ResNet18GroupNorm(), torch.zeros(2, 1, 32, 32), r"of \(3, any, any\)"),

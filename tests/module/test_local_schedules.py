@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer, read_csv
 from lightning.pytorch import Callback
 from torch import nn
 from torch.optim import lr_scheduler
@@ -23,6 +24,8 @@ from .test_parity import plain
 ROUNDS = 4
 BATCHES = [1, 3, 4, 6, 7, 9]
 """Number of batches of 16 samples that each client has."""
+
+LIMITS = "max_epochs", "max_steps", "estimated_stepping_batches"
 
 # SequentialLR of torch 2.8 steps its next scheduler in a way that torch itself calls deprecated.
 in_a_row = pytest.mark.filterwarnings(r"ignore:The epoch parameter in `scheduler\.step\(\)` was not necessary")
@@ -61,53 +64,36 @@ class Watch(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         of = pl_module.trainer
-        limits = (of.max_epochs, of.max_steps, of.estimated_stepping_batches)
+        limits = [getattr(of, name) for name in LIMITS]
         rate = of.optimizers[0].param_groups[0]["lr"]
         self.seen.append((of.current_round, of.current_client, of.current_epoch, of.global_step, rate, *limits))
 
 
-class ByHand:
-    """One client's counts and a scheduler of its own, which lives as long as the run."""
-
-    def __init__(self, client, make, interval, frequency, epochs, steps):
-        self.num_batches = BATCHES[client]
-        planned = ROUNDS * (steps or epochs * self.num_batches)
-        self.limits = (ROUNDS * epochs if epochs else -(-planned // self.num_batches), (steps or 0) * ROUNDS or -1)
-        self.limits += (planned,)
-        self.optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1, momentum=0.5)
-        self.make, self.interval, self.frequency = make, interval, frequency
-        self.epochs, self.steps = epochs, steps
-        self.passed = self.taken = 0
-        self.scheduler = None
-
-    def round(self, module):
-        if self.scheduler is None:
-            self.scheduler = self.make(self.optimizer, module)
-        epoch = self.passed // self.num_batches
-        for k in range(self.steps or self.epochs * self.num_batches):
-            yield (epoch, self.taken, self.optimizer.param_groups[0]["lr"], *self.limits)
-            self.optimizer.step()
-            self.taken += 1
-            if self.interval == "step":
-                self.scheduler.step()
-            if (k + 1) % self.num_batches == 0:
-                epoch = epoch + 1
-                if self.interval == "epoch" and epoch % self.frequency == 0:
-                    self.scheduler.step()
-        before, self.passed = self.passed, self.passed + (self.steps or self.epochs * self.num_batches)
+def by_hand(client, make, interval, frequency, local_epochs=None, local_steps=None):
+    """What one client sees, round by round, with counts and a scheduler of its own that live as long as the run."""
+    num_batches = BATCHES[client]
+    num_steps = local_steps or local_epochs * num_batches
+    epochs = ROUNDS * local_epochs if local_epochs else -(-ROUNDS * num_steps // num_batches)
+    limits = epochs, ROUNDS * local_steps if local_steps else -1, ROUNDS * num_steps
+    module = SimpleNamespace(trainer=SimpleNamespace(**dict(zip(LIMITS, limits, strict=True))))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1, momentum=0.5)
+    scheduler = make(optimizer, module)
+    for before in range(0, ROUNDS * num_steps, num_steps):
+        seen, epoch, after = [], before // num_batches, before + num_steps
+        for k in range(num_steps):
+            seen.append((epoch, before + k, optimizer.param_groups[0]["lr"], *limits))
+            optimizer.step()
+            if interval == "step":
+                scheduler.step()
+            if (k + 1) % num_batches == 0:
+                epoch += 1
+                if interval == "epoch" and epoch % frequency == 0:
+                    scheduler.step()
+        yield seen
         # Parts of epochs that were broken off in several rounds may make up another one.
-        done = before // self.num_batches + (self.passed - before) // self.num_batches
-        if self.interval == "epoch" and self.passed // self.num_batches > done:
-            assert self.frequency == 1
-            self.scheduler.step()
-
-
-class Given:
-    """Stands for ``self.trainer`` in a scheduler made by hand."""
-
-    def __init__(self, limits):
-        self.max_epochs, self.max_steps, self.estimated_stepping_batches = limits
-        self.trainer = self
+        if interval == "epoch" and after // num_batches > before // num_batches + num_steps // num_batches:
+            assert frequency == 1
+            scheduler.step()
 
 
 CASES = {
@@ -144,20 +130,20 @@ def test_rates_and_counts_are_those_of_a_scheduler_that_lives_as_long_as_the_run
         callbacks=[watch], **local,
     )  # fmt: skip
     trainer.fit(make_model(Scheduled, make=make, interval=interval, frequency=frequency), BoringData(), FedAvg())
-    clients, by_round = {}, defaultdict(list)
+    by_round = defaultdict(list)
     for round, client, *values in watch.seen:
         by_round[round, client].append(tuple(values))
     assert len({client for _, client in by_round}) == 6, "each client takes part"
     assert len(by_round) == 4 * ROUNDS, "and two sit out each round"
+    expected = [by_hand(client, make, interval, frequency, **local) for client in range(6)]
     for (_, client), values in by_round.items():
-        args = (make, interval, frequency, local.get("local_epochs"), local.get("local_steps"))
-        own = clients.setdefault(client, ByHand(client, *args))
-        expected = list(own.round(Given(own.limits)))
-        assert [value[:2] + value[3:] for value in values] == [value[:2] + value[3:] for value in expected]
-        assert [value[2] for value in values] == pytest.approx([value[2] for value in expected], rel=1e-12)
-    for client, own in clients.items():
-        assert trainer.clients.scalar("steps_taken")[client] == own.taken
-        assert trainer.clients.scalar("epochs_taken")[client] == pytest.approx(own.passed / own.num_batches)
+        own = next(expected[client])
+        assert [value[:2] + value[3:] for value in values] == [value[:2] + value[3:] for value in own]
+        assert [value[2] for value in values] == pytest.approx([value[2] for value in own], rel=1e-12)
+    for client, num_batches in enumerate(BATCHES):
+        taken = sum(len(values) for (_, other), values in by_round.items() if other == client)
+        assert trainer.clients.scalar("steps_taken")[client] == taken
+        assert trainer.clients.scalar("epochs_taken")[client] == pytest.approx(taken / num_batches)
 
 
 class OneClient(BoringData):
@@ -243,14 +229,6 @@ def test_a_client_that_is_left_out_keeps_its_counts(tmp_path):
     assert [int(n) for n in trainer.clients.scalar("steps_taken")] == [taken[k] for k in range(6)]
 
 
-class Plain(BoringModel):
-    """Without BatchNorm, for both engines."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(10, 3)
-
-
 @pytest.mark.parametrize("algorithm", [FedAvg, PerFedAvg, Ditto])
 def test_both_engines_count_alike_and_keep_their_numbers(tmp_path, algorithm):
     ended = {}
@@ -259,7 +237,7 @@ def test_both_engines_count_alike_and_keep_their_numbers(tmp_path, algorithm):
             trainer = make_trainer(
                 tmp_path / engine / schedules, engine=engine, local_schedules=schedules, precision="64-true"
             )
-            trainer.fit(make_model(Plain), BoringData(), algorithm())
+            trainer.fit(make_model(Linear), BoringData(), algorithm())
             rows = read_csv(trainer.log_dir + "/clients.csv")
             counts = [(row.pop("epochs_taken", None), row.pop("steps_taken", None)) for row in rows]
             ended[engine, schedules] = trainer.server.z, rows, counts
@@ -328,8 +306,3 @@ def test_a_scheduler_that_cannot_be_carried_on_is_refused(tmp_path, monkeypatch,
         make_trainer(tmp_path, local_schedules="continue").fit(model, BoringData(), FedAvg())
     assert "\n" not in str(error.value)
     assert not (tmp_path / "default").exists(), "before training"
-
-
-def test_an_unknown_value_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules: got 'kept'; give fresh or continue"):
-        make_trainer(tmp_path, local_schedules="kept")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, Hidden, make_trainer
-from torch import nn
+from helpers.boring import BoringData, BoringModel, Hidden, Linear, make_trainer
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -17,15 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError, notes_of
 HERE = Path(__file__).name
 
 
-class Plain(BoringModel):
-    """Without BatchNorm, so that both engines train it."""
-
-    def __init__(self, lr=0.1):
-        super().__init__(lr)
-        self.net = nn.Linear(10, 3)
-
-
-class Own(Plain):
+class Own(Linear):
     """Raises in the second round, in the third batch of client 1."""
 
     def training_step(self, batch, batch_idx):
@@ -49,7 +40,7 @@ def fails(self, *args):
 def stepping(change):
     """A module whose training_step returns a function of the module, the batch and the usual loss."""
 
-    class Changed(Plain):
+    class Changed(Linear):
         def training_step(self, batch, batch_idx):
             return change(self, batch, super().training_step(batch, batch_idx))
 
@@ -111,7 +102,7 @@ def test_an_exception_in_a_step_or_hook_says_where(tmp_path, module, algorithm):
 )
 def test_an_exception_elsewhere_says_where(tmp_path, method, options, note):
     with pytest.raises(KeyError, match="boom") as caught:
-        fit(tmp_path, type("Failing", (Plain,), {method: fails})(), **options)
+        fit(tmp_path, type("Failing", (Linear,), {method: fails})(), **options)
     assert re.fullmatch(note, notes_of(caught.value)[0])
 
 
@@ -124,7 +115,7 @@ def test_both_engines_name_the_same_batch(tmp_path):
     notes = []
     for engine in ("sequential", "vectorized"):
         with pytest.raises(IndexError, match="Target 7 is out of bounds") as caught:
-            fit(tmp_path / engine, Plain(), OtherData(change, batch_size=4), engine=engine, clients_per_round=1)
+            fit(tmp_path / engine, Linear(), OtherData(change, batch_size=4), engine=engine, clients_per_round=1)
         notes += notes_of(caught.value)
     assert len(notes) == 2
     assert len(set(notes)) == 1
@@ -139,7 +130,7 @@ def test_an_exception_in_a_data_set_or_collate_says_where(tmp_path, monkeypatch,
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     data = OtherData(lambda *tensors: Broken(TensorDataset(*tensors)), **options)
     with pytest.raises(OSError, match="no ") as caught:
-        fit(tmp_path, Plain(), data, eval_every_n_rounds=0)
+        fit(tmp_path, Linear(), data, eval_every_n_rounds=0)
     assert re.fullmatch(r"client \d, round 1, batch \d", notes_of(caught.value)[0])
     if "num_workers" in options:
         del caught
@@ -190,7 +181,7 @@ def test_a_wrong_loss_of_a_solvers_step_is_one_line(tmp_path):
 )
 def test_data_that_do_not_fit_the_model_are_shown_in_a_note(tmp_path, change, says, batch):
     with pytest.raises((RuntimeError, IndexError), match=says) as caught:
-        fit(tmp_path, Plain(), OtherData(change))
+        fit(tmp_path, Linear(), OtherData(change))
     assert notes_of(caught.value)[0].startswith("client ")
     assert batch in notes_of(caught.value)[0]
 
@@ -202,7 +193,7 @@ def test_test_data_that_do_not_fit_are_found_before_training(tmp_path):
             return TensorDataset(inputs, targets + 3)
 
     with pytest.raises(IndexError, match="out of bounds") as caught:
-        fit(tmp_path, Plain(), Data())
+        fit(tmp_path, Linear(), Data())
     assert notes_of(caught.value)[0].startswith("data of all clients, test, batch 0: ")
 
 
@@ -246,14 +237,14 @@ def raises(*tensors):
 )
 def test_a_wrong_data_module_is_one_line(tmp_path, data, says):
     with pytest.raises(ConfigurationError, match=says):
-        fit(tmp_path, Plain(), data())
+        fit(tmp_path, Linear(), data())
 
 
 def test_an_exception_in_a_method_for_data_says_which_client(tmp_path):
     with pytest.raises(OSError, match="no file") as caught:
-        fit(tmp_path, Plain(), OtherData(raises))
+        fit(tmp_path, Linear(), OtherData(raises))
     assert notes_of(caught.value) == ["client 0, its training data"]
 
 
 def test_a_list_of_samples_is_still_a_data_set(tmp_path):
-    fit(tmp_path, Plain(), OtherData(lambda *tensors: list(Hidden(TensorDataset(*tensors)))), max_rounds=1)
+    fit(tmp_path, Linear(), OtherData(lambda *tensors: list(Hidden(TensorDataset(*tensors)))), max_rounds=1)

@@ -176,10 +176,7 @@ def test_precisions_equal_plain_lightning(tmp_path, module_class, precision, bou
     ("module_class", "names"),
     [
         (modules.MetricsClassifier, {"train/acc": "train_acc_epoch", "train/f1": "train_f1", "train/margin": "margin"}),
-        (
-            modules.CollectionClassifier,
-            {f"train/{name}": f"train_{name}" for name in ("precision", "recall")},
-        ),
+        (modules.CollectionClassifier, {f"train/{name}": f"train_{name}" for name in ("precision", "recall")}),
         (modules.CollectionClassifier, {"train/loss": "train_loss"}),
     ],
 )

@@ -127,6 +127,7 @@ def test_strategies_that_shard_the_model(tmp_path, strategy):
     [
         ({"clients_per_round": 3}, r"clients_per_round.*3"),
         ({"name": "../elsewhere"}, r"trainer\.name: got"),
+        ({"local_schedules": "kept"}, r"trainer\.local_schedules: got 'kept'; give fresh or continue"),
         ({"local_epochs": 1, "local_steps": 1}, r"local_epochs.*local_steps|local_steps.*local_epochs"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"}, r"gradient_clip_algorithm.*max"),
         ({"precision": "8-true"}, r"precision.*8-true"),

@@ -5,49 +5,59 @@ import copy
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.command_line import TINY_DATA, run_cli
+from helpers.command_line import TINY, TINY_DATA, run_cli
+from helpers.folders import only_run
 
 from fedbc_lightning.papers import fedbc_figures
 from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
 
-ALL = [*(name for name in dir(fedbc_figures) if name.startswith("figure_")), "coefficients", "accuracy_by_data",
-       "variance_by_exponent"]  # fmt: skip
+NAMES = [*(name for name in dir(fedbc_figures) if name.startswith("figure_")), "coefficients", "accuracy_by_data",
+         "variance_by_exponent"]  # fmt: skip
+ALGORITHMS = {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}} | {
+    f"FedBC, γ = {value}": {"algorithm": "FedBC", "dual_lr": 1.0, "tolerance": value} for value in (0.5, 0.0)
+}
+ONE, FIVE, TEN = "E = 1, C = 2, e = 1.5, N = 4", "E = 5, C = 1, e = 1.1, N = 4", "E = 10, C = 1, e = 1.2, N = 7"
+VARIANTS = {
+    ONE: {"trainer.local_epochs": 1},
+    FIVE: {"trainer.local_epochs": 5},
+    TEN: {"trainer.local_epochs": 10, "data.num_clients": 7},
+}
 
 
-@pytest.fixture
-def draw(project, monkeypatch):
-    """Draw a figure of a study whose runs are done here, on clients of unequal size, or of a part of it."""
-    monkeypatch.syspath_prepend(str(project))
-    (project / "tiny_data.py").write_text(TINY_DATA.replace("client, 12)", "client, 12 + 6 * client)"))
-
-    def of(name, study, states, *only):
-        part = copy.deepcopy(study)
-        part.narrow(only)
-        kept = [state for state in states if state.run.variant in part.variants]
-        return getattr(fedbc_figures, name)(StudyRecord(part, None, kept))
-
-    return of
-
-
-def study_of(algorithms, variants, rounds=2, seeds=1):
-    return Study("tiny.yaml", algorithms, {"trainer.max_rounds": rounds}, variants, seeds=seeds)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A study and its runs, done one after another in this process, on clients of unequal size."""
+    folder = tmp_path_factory.mktemp("figures")
+    (folder / "unequal_data.py").write_text(TINY_DATA.replace("client, 12)", "client, 12 + 6 * client)"))
+    (folder / "tiny.yaml").write_text(TINY.replace("tiny_data", "unequal_data"))
+    place = {"base": str(folder / "tiny.yaml"), "out": str(folder / "studies")}
+    study = Study(algorithms=ALGORITHMS, overrides={"trainer.max_rounds": 6}, variants=VARIANTS, seeds=1, **place)
+    runs = [study.run(variant, method, 0) for variant in study.variants for method in study.methods]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        assert all(run_cli(*run.words()) == 0 for run in runs)
+    return study, [State(run, "finished") for run in runs]
 
 
-def do(study):
-    """The study's runs, one after another in this process."""
-    runs = [
-        study.run(variant, method, seed)
-        for variant in study.variants for method in study.methods for seed in study.seed_list
-    ]  # fmt: skip
-    assert all(run_cli(*run.words()) == 0 for run in runs)
-    return [State(run, "finished") for run in runs]
+def draw(name, study, states, *only):
+    """The panels of a figure of a study, or of some of its variants."""
+    part = copy.deepcopy(study)
+    part.narrow(only)
+    kept = [state for state in states if state.run.variant in part.variants]
+    return getattr(fedbc_figures, name)(StudyRecord(part, None, kept)).axes
 
 
-def table(study, variant, method, name, seed=0):
-    (path,) = (study.folder / "runs" / variant / method / f"seed_{seed}").glob(f"*-{seed}/{name}.csv")
-    return pd.read_csv(path)
+def table(trained, variant, method, name):
+    (run,) = [state.run for state in trained[1] if (state.run.variant, state.run.method) == (variant, method)]
+    return pd.read_csv(only_run(run.folder) / f"{name}.csv")
+
+
+def last_values(trained, method, column):
+    """The last value in ``metrics.csv`` of a method's runs, by variant."""
+    return [table(trained, variant, method, "metrics")[column].iloc[-1] for variant in VARIANTS]
 
 
 def notes(panel):
@@ -61,88 +71,65 @@ def points(panel, color):
     return list(bars[0].get_xdata()), list(bars[0].get_ydata()), lengths
 
 
-def test_losses_coefficients_multipliers_and_accuracies_by_round(draw, monkeypatch):
-    variants = {f"E = {epochs}": {"trainer.local_epochs": epochs} for epochs in (1, 5, 10)}
-    study = study_of({"FedAvg": {}, "FedBC": {"dual_lr": 0.01}}, variants, rounds=6)
-    states = do(study)
+def test_losses_and_multipliers_by_round(trained, monkeypatch):
     monkeypatch.setattr(fedbc_figures, "ROUNDS", (1, 4, 50))
-
-    one, ten, *empty, duals = draw("figure_7", study, states).axes
-    assert [line.get_label() for line in one.lines] == ["FedAvg", "FedBC"]
-    losses = table(study, "E_=_10", "FedBC", "metrics")["train/loss"]
+    one, ten, *empty, duals = draw("figure_7", *trained)
+    assert [line.get_label() for line in one.lines] == list(ALGORITHMS)
+    losses = table(trained, TEN, "FedBC", "metrics")["train/loss"]
     assert ten.lines[1].get_ydata()[-1] == pytest.approx(losses.dropna().mean())
     assert [notes(panel) for panel in empty] == [["no finished run"]] * 2
-    clients = table(study, "E_=_5", "FedBC", "clients")
+    clients = table(trained, FIVE, "FedBC", "clients")
     first, fourth, last = [dots.get_offsets() for dots in duals.collections]  # nobody has come to round 50
     assert set(clients[clients["round"] == 6]["dual"]) <= set(last[:, 1])
     assert sorted(first[:, 1]) == sorted(clients[clients["round"] == 1]["dual"])
     until = clients[clients["round"] <= 4].drop_duplicates("client", keep="last").sort_values("client")
     assert np.array_equal(fourth, until[["num_samples", "dual"]])
 
-    panel = draw("coefficients", study, states).axes[2]
-    clients = table(study, "E_=_10", "FedBC", "clients")
-    by_size = clients.groupby("round")["num_samples"].agg(lambda sizes: sizes.max() / sizes.sum())
-    assert [line.get_label() for line in panel.lines[2:]] == ["largest, by λ", "largest, by n"]
-    assert list(panel.lines[3].get_ydata()) == pytest.approx(list(by_size))
 
-    fedavg, fedbc = draw("accuracy_by_data", study, states, "E = 10").axes
-    assert (fedavg.get_title(), fedbc.get_title()) == ("FedAvg", "FedBC")
-    evaluated = table(study, "E_=_10", "FedBC", "evaluation").set_index(["round", "client"])["accuracy/global"]
-    smallest = clients.loc[clients.groupby("round")["num_samples"].idxmin()]
+def test_coefficients_and_accuracies_of_the_smallest_and_largest_clients(trained):
+    panels = draw("coefficients", *trained)
+    assert [panel.get_title() for panel in panels] == list(VARIANTS)
+    clients = table(trained, TEN, "FedBC", "clients")
+    rounds = clients.groupby("round")
+    by_size = rounds["num_samples"].agg(lambda sizes: sizes.max() / sizes.sum())
+    assert [line.get_label() for line in panels[2].lines[2:]] == ["largest, by λ", "largest, by n"]
+    assert list(panels[2].lines[2].get_ydata()) == list(clients.loc[rounds["num_samples"].idxmax(), "weight"])
+    assert list(panels[2].lines[3].get_ydata()) == pytest.approx(list(by_size))
+
+    panels = draw("accuracy_by_data", *trained, TEN)
+    assert [panel.get_title() for panel in panels] == list(ALGORITHMS)
+    evaluated = table(trained, TEN, "FedBC", "evaluation").set_index(["round", "client"])["accuracy/global"]
+    smallest = clients.loc[rounds["num_samples"].idxmin()]
     assert smallest["client"].nunique() > 1
     accuracies = [evaluated[place] for place in zip(smallest["round"], smallest["client"], strict=True)]
-    assert list(fedbc.lines[0].get_ydata()) == accuracies
+    assert list(panels[1].lines[0].get_ydata()) == accuracies
 
 
-def test_variance_and_coefficients_by_classes_and_exponent(draw):
-    names = ["E = 5, C = 1, e = 1.1", "E = 5, C = 1, e = 1.2", "E = 1, C = 2, e = 1.5"]
-    variants = {name: {"trainer.local_epochs": int(name[4])} for name in names}
-    study = study_of({"FedAvg": {}, "FedBC": {"dual_lr": 0.01}}, variants)
-    states = do(study)
-    one, two = draw("coefficients", study, states, *names[1:]).axes
-    weights = table(study, "E_=_5_C_=_1_e_=_1.2", "FedBC", "clients")["weight"]
-    assert set(one.lines[0].get_ydata()) <= set(weights)
-    assert (len(one.lines), len(two.lines), two.get_title()) == (4, 4, names[2])
-    one, two, _ = draw("variance_by_exponent", study, states, *names[:2]).axes
-    deviations = [table(study, f"E_=_5_C_=_1_e_=_{e}", "FedAvg", "metrics")["accuracy/std"] for e in (1.1, 1.2)]
+def test_values_against_exponents_clients_and_tolerances(trained):
+    one, two, three = draw("variance_by_exponent", *trained)
     places, means, _ = points(one, "C0")
     assert places == [1.1, 1.2]
-    assert means == pytest.approx([column.iloc[-1] ** 2 for column in deviations])
+    assert means == pytest.approx([value**2 for value in last_values(trained, "FedAvg", "accuracy/std")[1:]])
     assert [text.get_text() for text in one.get_xticklabels()] == ["1.1", "1.2"]
-    assert notes(two) == ["no finished run"]
-    one, two, _ = draw("variance_by_exponent", study, states, names[2]).axes
-    assert (notes(one), points(two, "C1")[0]) == (["no finished run"], [1.5])
+    assert (points(two, "C1")[0], notes(three)) == ([1.5], ["no finished run"])
 
+    (panel,) = draw("figure_7f", *trained)
+    *of_four, of_seven = last_values(trained, "FedAvg", "accuracy/global")
+    expected = [np.mean(of_four), of_seven], [np.std(of_four, ddof=1), 0.0]
+    assert points(panel, "C0") == ([4.0, 7.0], *map(pytest.approx, expected))
 
-def test_accuracy_against_clients_and_tolerance(draw):
-    variants = {f"N = {count}": {"data.num_clients": count} for count in (4, 7)}
-    study = study_of({"FedAvg": {}}, variants)
-    (panel,) = draw("figure_7f", study, do(study)).axes
-    accuracies = [table(study, f"N_=_{n}", "FedAvg", "metrics")["accuracy/global"].iloc[-1] for n in (4, 7)]
-    assert points(panel, "C0") == ([4.0, 7.0], accuracies, [0.0, 0.0])
-
-    swept = {f"FedBC, γ = {value}": {"algorithm": "FedBC", "dual_lr": 1.0, "tolerance": value} for value in (0.5, 0.0)}
-    study = study_of({"FedAvg": {}, **swept}, {"all": {}}, seeds=2)
-    states = do(study)
-    panels = draw("figure_2", study, states).axes
-    for panel, place in zip(panels, ("global", "local"), strict=True):
-        finals = {
-            name: [table(study, "all", name, "metrics", seed)[f"accuracy/{place}"].iloc[-1] for seed in (0, 1)]
-            for name in ("FedAvg", "FedBC_γ_=_0.0", "FedBC_γ_=_0.5")
-        }
-        places, means, bars = points(panel, "black")
-        assert places == [0.0, 0.5]
-        found = [finals["FedBC_γ_=_0.0"], finals["FedBC_γ_=_0.5"]]
-        assert (means, bars) == (pytest.approx(np.mean(found, axis=1)), pytest.approx(np.std(found, axis=1, ddof=1)))
+    panels = draw("figure_2", *trained)
+    for panel, column in zip(panels, ("accuracy/global", "accuracy/local"), strict=True):
+        found = [last_values(trained, f"FedBC, γ = {value}", column) for value in (0.0, 0.5)]
+        expected = np.mean(found, axis=1), np.std(found, axis=1, ddof=1)
+        assert points(panel, "black") == ([0.0, 0.5], *map(pytest.approx, expected))
         (level,) = [line for line in panel.lines if line.get_label() == "FedAvg"]
-        assert level.get_ydata()[0] == pytest.approx(np.mean(finals["FedAvg"]))
+        assert level.get_ydata()[0] == pytest.approx(np.mean(last_values(trained, "FedAvg", column)))
     assert len({name.get_text() for name in panels[0].figure.legends[0].texts}) == 2
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_study_without_finished_runs(draw, name):
-    assert len(ALL) == 7
-    study = study_of({"FedAvg": {}, "FedBC": {"dual_lr": 0.01}}, {"E = 5": {}})
-    waiting = [State(study.run("E = 5", study.methods[1], 0))]
-    panels = draw(name, study, waiting).axes
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_without_finished_runs(name):
+    study = Study("tiny.yaml", {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}}, variants={"E = 5": {}}, seeds=1)
+    panels = draw(name, study, [State(study.run("E = 5", study.methods[1], 0))])
     assert [notes(panel) for panel in panels] == [["no finished run"]] * len(panels)

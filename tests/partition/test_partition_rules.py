@@ -5,13 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedbc_lightning.partition import (
-    ClassesPerClient,
-    Dirichlet,
-    InnerDirichlet,
-    Natural,
-    Shards,
-)
+from fedbc_lightning.partition import ClassesPerClient, Dirichlet, InnerDirichlet, Natural, Shards
 from fedbc_lightning.partition.few_classes import count_holders
 
 CIFAR10 = np.arange(60_000) % 10

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
-from torch import nn
 
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, L2SGDPlus
@@ -32,14 +31,6 @@ CASES = {
                                     "clients_per_round": 5}),
     "coded": (FedAvg, {"codec": Codecs(TopK(0.1), BFloat16())}),
 }  # fmt: skip
-
-
-class Linear(BoringModel):
-    """Nothing in it keeps a cohort's steps from being mapped."""
-
-    def __init__(self):
-        super().__init__(lr=0.1)
-        self.net = nn.Linear(10, 3)
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,7 @@ from helpers.scripts import ROOT
 LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
 """A process of its own: here the package has been imported, and has `models` and `datamodules` on its path."""
 
-LOWER = {
-    "models": {"core"},
-    "datamodules": {"core", "partition", "data"},
-}
+LOWER = {"models": {"core"}, "datamodules": {"core", "partition", "data"}}
 """What may be imported from the package by the folders that are mapped into it, which the linter does not see."""
 PACKAGE = "fedbc_lightning"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv, without_times
+from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer, read_csv, without_times
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.nn import functional
@@ -45,14 +45,6 @@ class Decaying(BoringModel):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "round"}}
 
 
-class Plain(BoringModel):
-    """A model without buffers, which the vectorized engine takes."""
-
-    def __init__(self, lr: float = LR):
-        super().__init__(lr)
-        self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
 def fit(root, data, method=None, model=None, resume=None, **options):
     trainer = make_trainer(root, **options)
     trainer.fit(model or make_model(), data, method or FedBC(dual_lr=0.01), ckpt_path=resume)
@@ -85,8 +77,8 @@ def test_a_run_is_that_of_the_other_clients_alone(tmp_path, method, engine, shar
     """Bit for bit, also where a method divides by N or draws clients itself; the held-out clients' data are poison."""
     options = {"engine": engine, "clients_per_round": share, "max_rounds": 2}
     poisoned = Poisoned(heldout_clients=[5, 4])
-    held = fit(tmp_path / "held", poisoned, method(), make_model(Plain), heldout_finetune_steps=2, **options)
-    alone = fit(tmp_path / "alone", Fewer(), method(), make_model(Plain), **options)
+    held = fit(tmp_path / "held", poisoned, method(), make_model(Linear), heldout_finetune_steps=2, **options)
+    alone = fit(tmp_path / "alone", Fewer(), method(), make_model(Linear), **options)
     assert torch.equal(held.server.z, alone.server.z)
     for table, rows in tables(alone).items():
         assert of_others(tables(held)[table]) == rows, table
@@ -171,7 +163,7 @@ def test_pooled_data_and_means_are_those_of_the_clients_that_train(tmp_path):
 def test_the_engines_agree(tmp_path):
     settings = {"heldout_finetune_steps": 4, "max_rounds": 2, "clients_per_round": 2}
     one, many = (
-        fit(tmp_path, BoringData(heldout_clients=4), None, make_model(Plain), engine=engine, **settings)
+        fit(tmp_path, BoringData(heldout_clients=4), None, make_model(Linear), engine=engine, **settings)
         for engine in ("sequential", "vectorized")
     )
     one, many = one.callback_metrics, many.callback_metrics

@@ -41,11 +41,6 @@ TINY = {
 pytestmark = pytest.mark.usefixtures("forked_workers", "project")
 
 
-def importable(project, monkeypatch):
-    """For a study in this process: its own working directory first."""
-    monkeypatch.syspath_prepend(str(project))
-
-
 def write(folder, name="study.yaml", **given):
     (folder / name).write_text(yaml.safe_dump({**TINY, **given}))
 
@@ -233,7 +228,7 @@ def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
 
 
 def test_the_reported_round(project, monkeypatch):
-    importable(project, monkeypatch)
+    monkeypatch.syspath_prepend(str(project))
     overrides = {"trainer.max_rounds": 12, "data.val_fraction": 0.25, "model.lr": 2.0}
     for report in ("best_on_validation", "best_on_test", "mean_of_last_tenth"):  # of the same runs
         given = {"algorithms": {"FedAvg": {}}, "variants": {"all": {}}, "overrides": overrides, "report": report}
@@ -315,7 +310,7 @@ def test_runs_that_do_not_share_what_they_should(tmp_path):
 
 def test_another_process_does_a_part(project, monkeypatch):
     """A run is waited for while another process has it, taken over when that dies, and not tried again if it failed."""
-    importable(project, monkeypatch)
+    monkeypatch.syspath_prepend(str(project))
     study = Study(**{**TINY, "seeds": 1, "variants": {"all": {}}})
     taken, failed, own = (study.run("all", method, 0) for method in study.methods)
     locks = {run.method: RunLock() for run in (taken, failed)}
