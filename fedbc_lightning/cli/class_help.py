@@ -10,6 +10,7 @@ from rich.console import Console
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import base_at, choices, find_class, fold, import_path
 from fedbc_lightning.cli.command_arguments import option_values
+from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import CLASS_KEYS, plain
 from fedbc_lightning.core.origin import is_ours
 
@@ -42,16 +43,13 @@ def print_classes(section: str, base: type) -> None:
         section: For example ``algorithm``.
         base: Base class of the classes.
     """
-    lines = [
+    lines = dict(
         _name_and_line(cls)
         for cls in choices(base)
         if is_ours(cls) or cls.__module__.split(".")[0] == "torch" or section.startswith("trainer.")
-    ]
-    width = max((len(name) for name, _ in lines), default=0) + 2
-    print(f"--{section}")
-    for name, summary in lines:
-        print(f"{name:{width}}{summary}")
-    print(f"\nor the path of your own, package.module.Class. The options of one: --{section}.help Class")
+    )
+    print(f"--{section}\n{columns(lines)}\n")
+    print(f"or the path of your own, package.module.Class. The options of one: --{section}.help Class")
 
 
 def _name_and_line(cls: type) -> tuple[str, str]:

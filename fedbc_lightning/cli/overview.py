@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedbc_lightning import __version__
@@ -58,13 +59,14 @@ def overview() -> str:
     return _OVERVIEW.format(
         version=version(),
         prog=PROG,
-        commands=_table(COMMANDS),
-        configs=_table({name: title for name, title in titles.items() if not name.startswith(STUDIES)}),
-        studies=_table({name: title for name, title in titles.items() if name.startswith(STUDIES)}),
+        commands=columns(COMMANDS),
+        configs=columns({name: title for name, title in titles.items() if not name.startswith(STUDIES)}),
+        studies=columns({name: title for name, title in titles.items() if name.startswith(STUDIES)}),
         overlays=textwrap.fill(overlays, 100, initial_indent="  ", subsequent_indent="  "),
     )
 
 
-def _table(rows: dict[str, str]) -> str:
+def columns(rows: Mapping[str, str]) -> str:
+    """Return a line for each name and its text, the texts one below the other."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())

@@ -128,11 +128,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         super().__init__(*args, **{"formatter_class": BriefHelpFormatter, **kwargs})
 
     def add_lightning_class_args(
-        self,
-        lightning_class: Any,
-        nested_key: str,
-        subclass_mode: bool = False,
-        required: bool = True,
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
         """Add the arguments of a class under a key, and return the names of these arguments; see the base class."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):

@@ -1,15 +1,16 @@
-"""The tables that the commands on one run print: metrics, the split of the data, and the plan of a run."""
+"""The tables that commands print: any rows of text, metrics, the split of the data, and the plan of a run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedbc_lightning.core.units import bytes_said, decimals, duration
@@ -22,8 +23,22 @@ if TYPE_CHECKING:
 
 MAX_CLIENT_ROWS = 40
 MAX_CLASS_COLUMNS = 12
-MIN_TABLE_WIDTH = 150
 ROUGH = "Times are rough: from a few steps on this machine at its present load, with start-up, without checkpoints."
+
+
+def show(console: Console, text: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on the terminal, under its caption; it is never cut to the terminal's width."""
+    console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for k, name in enumerate(rows[0]):
+        table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
+    for row in rows[1:]:
+        cells = [escape(cell) for cell in row]
+        table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in cells))
+    # As wide as its cells: rich would otherwise cut cells to fit the terminal.
+    table.width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    console.print(table, highlight=False, crop=False)
+    console.print()
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
@@ -33,12 +48,9 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
         metrics: Map from names to numbers or tensors of one element.
         title: Title of the table.
     """
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name, f"{float(value):.0f}" if "/num_" in name else decimals(float(value)))
-    Console().print(table)
+    rows = [[name, f"{float(value):.0f}" if "/num_" in name else decimals(float(value))]
+            for name, value in metrics.items()]  # fmt: skip
+    show(Console(), title, [["metric", "value"], *rows])
 
 
 def show_partition(datamodule: Any, folder: Path) -> None:
@@ -56,10 +68,10 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)
     console = Console()
-    console.print(f"{_summary(report)}\n", highlight=False, soft_wrap=True)
-    Console(width=max(console.width, MIN_TABLE_WIDTH)).print(_client_table(datamodule))  # digits are never cut
+    console.print(_summary(report), highlight=False, soft_wrap=True)
+    show(console, "", _client_rows(datamodule))
     files = [str(folder / name) for name in ("partition.png", "partition.json", "partition.npz")]
-    console.print("", *filter(os.path.isfile, files), sep="\n", highlight=False, soft_wrap=True)
+    console.print(*filter(os.path.isfile, files), sep="\n", highlight=False, soft_wrap=True)
 
 
 def _summary(report: Mapping[str, Any]) -> str:
@@ -81,14 +93,12 @@ def _summary(report: Mapping[str, Any]) -> str:
     return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 
-def _client_table(datamodule: Any) -> Table:
-    """Return a table of the clients in order; of many only the largest, a row of dots, and the smallest."""
+def _client_rows(datamodule: Any) -> list[list[str]]:
+    """Return a header, then a row per client, in order; of many only the largest, a row of dots, and the smallest."""
     sizes = {split: counts for split in SPLITS if (counts := datamodule.num_samples(split)).any()}
     histogram, names = datamodule.label_histogram(), datamodule.client_names
     labels = range(0 if histogram is None or histogram.shape[1] > MAX_CLASS_COLUMNS else histogram.shape[1])
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for title in ("client", *sizes, *(f"c{label}" for label in labels)):
-        table.add_column(title, justify="right")
+    rows = [["client", *sizes, *(f"c{label}" for label in labels)]]
     totals = np.sum(list(sizes.values()), axis=0)
     shown: list[int | None] = list(range(len(totals)))
     if len(shown) > MAX_CLIENT_ROWS:
@@ -96,12 +106,12 @@ def _client_table(datamodule: Any) -> Table:
         shown = [*by_size[:half], None, *by_size[-half:]]
     for client in shown:
         if client is None:
-            table.add_row("...")
+            rows.append(["..."])
             continue
         counts = [f"{counts[client]:,}" for counts in sizes.values()]
-        held = [f"{histogram[client, label]:,}" if histogram[client, label] else "[dim].[/dim]" for label in labels]
-        table.add_row(escape(names[client]) if names else str(client), *counts, *held)
-    return table
+        held = [f"{histogram[client, label]:,}" if histogram[client, label] else "." for label in labels]
+        rows.append([names[client] if names else str(client), *counts, *held])
+    return rows
 
 
 def print_plan(plan: Plan) -> None:

@@ -14,7 +14,9 @@ from rich.console import Console
 
 from fedbc_lightning.cli.classes import load
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
+from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import FederatedArgumentParser
+from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.report.pages import write_reports
@@ -27,7 +29,6 @@ from fedbc_lightning.studies.results import StudyRecord, finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
 from fedbc_lightning.studies.study_run import as_word
-from fedbc_lightning.studies.tables import show
 
 REPORT = """\
 Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ
@@ -183,8 +184,7 @@ def reproduce(words: list[str]) -> int:
     options = words[len(names) :]
     if not names and {"-h", "--help"} & set(options):
         print(f"usage: {PROG} reproduce NAME... [--scale SHARE] [options of {PROG} compare]\n\nnames:")
-        width = max(map(len, REPRODUCTIONS))
-        print("\n".join(f"  {name:{width}}  {known.what}" for name, known in REPRODUCTIONS.items()))
+        print(columns({name: known.what for name, known in REPRODUCTIONS.items()}))
         return 0
     for name in names:
         if name not in REPRODUCTIONS:

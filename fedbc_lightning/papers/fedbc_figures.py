@@ -40,7 +40,7 @@ def figure_2(record: StudyRecord) -> Figure:
     Points are the study's algorithms named "FedBC, γ = <number>", with mean and standard deviation over seeds. The
     other algorithms (the paper: "where γ = 0") are horizontal lines at their means over seeds.
     """
-    figure, panels = panels_of(1, 2, 4.8, 3.8)
+    figure, panels = panels_of(2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
         swept: dict[float, list[float]] = {}
         for name, color in colors_of(record.study).items():
@@ -57,7 +57,7 @@ def figure_2(record: StudyRecord) -> Figure:
 
 def figure_3(record: StudyRecord) -> Figure:
     """Draw for E = 5 (a) training loss, (b) coefficients in z, (c) λ_i against n_i; for all E (d) the variance."""
-    figure, (loss, coefficient, duals, variance) = panels_of(1, 4, 3.9, 3.9)
+    figure, (loss, coefficient, duals, variance) = panels_of(4, 3.9, 3.9)
     _draw_loss(loss, record, "(a) training loss of the sampled clients", EPOCHS)
     _draw_coefficients(coefficient, record, "(b) smallest and largest client of a round", EPOCHS)
     _draw_duals(duals, record, (), "(c) λ against data")
@@ -73,18 +73,17 @@ def figure_7(record: StudyRecord) -> Figure:
 
     Panel (f) comes from another study, see :func:`figure_7f`.
     """
-    figure, (*losses, duals, rest) = panels_of(2, 3, 4.4, 3.6)
+    figure, (*losses, duals) = panels_of(5, 4.4, 3.6, columns=3)
     for panel, epochs, letter in zip(losses, OTHER_EPOCHS, "abcd", strict=True):
         _draw_loss(panel, record, f"({letter}) {epochs}", epochs)
     _draw_duals(duals, record, ROUNDS, f"(e) λ by round, {EPOCHS}")
-    rest.remove()
     legend_below(figure, losses)
     return figure
 
 
 def figure_7f(record: StudyRecord) -> Figure:
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
-    figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
+    figure, (panel,) = panels_of(1, 5.2, 4.2)
     _draw_against(panel, "N", record, ACCURACY)
     finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
@@ -97,10 +96,9 @@ def coefficients(record: StudyRecord) -> Figure:
     These are Figure 8, for several E, and Figure 13, for several C.
     """
     variants = record.study.variants
-    figure, panels = panels_of(1, len(variants), 4.0, 3.6, sharey=True)
+    figure, panels = panels_of(len(variants), 4.0, 3.6, sharey=True)
     for panel, variant in zip(panels, variants, strict=True):
         _draw_coefficients(panel, record, variant, variant)
-        panel.label_outer()
     return figure
 
 
@@ -109,15 +107,14 @@ def accuracy_by_data(record: StudyRecord) -> Figure:
 
     These are Figures 4 and 9 to 12, each for the one E that its study is reduced to.
     """
-    figure, panels = panels_of(1, len(record.study.methods), 3.1, 3.5, sharey=True)
+    figure, panels = panels_of(len(record.study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, record.study.methods, strict=True):
         for run in finished(record.states, method.name)[:1]:
             accuracies = run.record.evaluation[["round", "client", ACCURACY]]
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
                 panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
-        finish(panel, "round", "accuracy of z on the client's data", method.name)
-        panel.label_outer()
+        finish(panel, "rounds", "accuracy of z on the client's data", method.name)
     figure.suptitle(", ".join(record.study.variants), fontsize=11)
     legend_below(figure, panels)
     return figure
@@ -128,11 +125,10 @@ def variance_by_exponent(record: StudyRecord) -> Figure:
 
     These are Figures 14 and 15, each for the one E that its study is reduced to.
     """
-    figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
+    figure, panels = panels_of(3, 4.2, 4.0, sharey=True)
     for panel, classes in zip(panels, ("C = 1", "C = 2", "C = 3"), strict=True):
         _draw_against(panel, "e", record, DEVIATION, classes)
         finish(panel, "exponent e", "variance of accuracy over clients", ", ".join([*record.study.fixed, classes]))
-        panel.label_outer()
     legend_below(figure, panels)
     return figure
 
@@ -147,7 +143,7 @@ def _draw_loss(panel: Axes, record: StudyRecord, title: str, epochs: str) -> Non
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
-    finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
+    finish(panel, "rounds", f"loss, mean of {WINDOW} rounds", title)
 
 
 def _draw_coefficients(panel: Axes, record: StudyRecord, title: str, *levels: str) -> None:
@@ -162,7 +158,7 @@ def _draw_coefficients(panel: Axes, record: StudyRecord, title: str, *levels: st
             panel.plot(rounds, chosen["share"], color=color, label=f"{label}, by n", linewidth=1.0, linestyle=":")
         panel.set_yscale("log")
         panel.legend(fontsize=7)
-    finish(panel, "round", "coefficient in z", title)
+    finish(panel, "rounds", "coefficient in z", title)
 
 
 def _draw_duals(panel: Axes, record: StudyRecord, rounds: Sequence[int], title: str) -> None:

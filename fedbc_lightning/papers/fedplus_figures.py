@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.studies.drawing import colors_of, legend_below, titled_panels
+from fedbc_lightning.studies.drawing import colors_of, draw_band, finish, legend_below, panels_of
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import StudyRecord, finished
 from fedbc_lightning.studies.study_run import Run
@@ -95,15 +95,15 @@ def figure_1(record: StudyRecord) -> Figure:
 
     The runs are of the first variant and seed. A client's first round, before which it has no own model, is left out.
     """
-    figure, panels = _panels(record, "distance of parameters")
-    for panel, _, run in panels:
-        clients = run.record.clients
+
+    def draw(panel: Axes, method: Method, run: Run) -> None:
+        clients = run.record.clients.rename(columns={"round": "rounds"})
         # Rows are in the order of rounds: duplicated() leaves out the first row of each client.
         clients = clients[clients["client"].duplicated()]
         for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
-            _draw(panel, clients.pivot(index="round", columns="client", values=f"train_moved_by_{name}"), label, color)
-    legend_below(figure, figure.axes, COLUMNS)
-    return figure
+            draw_band(panel, clients, "rounds", f"train_moved_by_{name}", label, color)
+
+    return _figure_of_methods(record, draw, "rounds", "distance of parameters", bottom=0)
 
 
 def figure_2(record: StudyRecord) -> Figure:
@@ -112,12 +112,12 @@ def figure_2(record: StudyRecord) -> Figure:
     "Before" is the client's last own model. "After" is the model with which the client continues: z, or for methods
     whose clients keep their own (Fed+ and local training) the same model. The runs are of the first variant and seed.
     """
-    figure, panels = _panels(record, "accuracy, mean over clients")
-    for panel, method, run in panels:
+
+    def draw(panel: Axes, method: Method, run: Run) -> None:
         panel.plot(_over_clients(run, "local"), color="C0", label="before: its own model")
         panel.plot(_served(run, method), color="C3", label="after: with which it goes on", linestyle="--")
-    legend_below(figure, figure.axes, COLUMNS)
-    return figure
+
+    return _figure_of_methods(record, draw, "rounds", "accuracy, mean over clients")
 
 
 def figure_3(record: StudyRecord) -> Figure:
@@ -127,8 +127,8 @@ def figure_3(record: StudyRecord) -> Figure:
     evaluated round before. The paper shows a portfolio's gain, which should be large; this loss should be small. The
     runs are of the first variant and seed.
     """
-    figure, panels = _panels(record, "loss on the client's test data", "from own (0) to global model (1)")
-    for panel, _, run in panels:
+
+    def draw(panel: Axes, method: Method, run: Run) -> None:
         clients = run.record.clients
         clients = clients[clients["status"] == "ok"]
         last = clients[clients["round"] == clients["round"].max()].sort_values(["num_samples", "client"])
@@ -141,10 +141,9 @@ def figure_3(record: StudyRecord) -> Figure:
             panel.plot(line["share"], line["loss"], color=f"C{place}", label=f"client {client}: {size} samples")
             panel.axhline(before.get(client, np.nan), color=f"C{place}", linestyle="--", linewidth=0.9)
         panel.set_yscale("symlog", linthresh=1.0)  # linear up to 1: separable data give losses of 0
-    for panel, _, _ in panels:
-        panel.set_ylim(bottom=0)  # last: the panels share y, and set_ylim ends their autoscaling
-    legend_below(figure, figure.axes, COLUMNS)
-    return figure
+
+    x, y = "from own (0) to global model (1)", "loss on the client's test data"
+    return _figure_of_methods(record, draw, x, y, bottom=0)
 
 
 def figure_4(record: StudyRecord) -> Figure:
@@ -152,14 +151,16 @@ def figure_4(record: StudyRecord) -> Figure:
 
     A method's model is z, or the client's own if it has one. A panel shows a variant: mean, deviation over seeds.
     """
-    figure, panels = _grid(list(record.study.variants), "accuracy, mean over clients")
+    figure, panels = _panels(len(record.study.variants))
     colors = colors_of(record.study)
     for panel, variant in zip(panels, record.study.variants, strict=True):
         for method in record.study.methods:
             curves = [_served(run, method) for run in finished(record.states, method.name, variant)]
             if curves:
-                _draw(panel, pd.concat(curves, axis=1), method.name, colors[method.name])
-    legend_below(figure, figure.axes, COLUMNS)
+                rows = pd.concat(curves).rename_axis("rounds").reset_index(name="accuracy")
+                draw_band(panel, rows, "rounds", "accuracy", method.name, colors[method.name])
+        finish(panel, "rounds", "accuracy, mean over clients", variant)
+    legend_below(figure, panels, COLUMNS)
     return figure
 
 
@@ -174,23 +175,22 @@ def _served(run: Run, method: Method) -> pd.Series:
     return _over_clients(run, "local" if keeps_own else "global")
 
 
-def _panels(record: StudyRecord, y: str, x: str = "round") -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
-    """Return a panel for each algorithm that has a finished run of the first variant, with the first such run."""
+def _figure_of_methods(
+    record: StudyRecord, draw: Callable[[Axes, Method, Run], None], x: str, y: str, bottom: float | None = None
+) -> Figure:
+    """Draw a panel for each algorithm that has a finished run of the first variant, from the first such run."""
     first = next(iter(record.study.variants))
-    found = [
-        (method, run) for method in record.study.methods for run in finished(record.states, method.name, first)[:1]
-    ]
-    figure, panels = _grid([method.name for method, _ in found], y, x)
-    return figure, [(panel, *each) for panel, each in zip(panels, found, strict=True)]
+    found = [(m, runs[0]) for m in record.study.methods if (runs := finished(record.states, m.name, first))]
+    figure, panels = _panels(len(found))
+    for panel, (method, run) in zip(panels, found, strict=True):
+        draw(panel, method, run)
+        finish(panel, x, y, method.name)
+    for panel in panels:
+        panel.set_ylim(bottom=bottom)  # last: the panels share y, and set_ylim ends their autoscaling
+    legend_below(figure, panels, COLUMNS)
+    return figure
 
 
-def _grid(titles: Sequence[str], y: str, x: str = "round") -> tuple[Figure, list[Axes]]:
-    """Create panels with titles; a single one is wide enough for the legend below it."""
-    return titled_panels(titles, x, y, COLUMNS, 6.0 if len(titles) == 1 else 3.6, 3.2)
-
-
-def _draw(panel: Axes, values: pd.DataFrame, label: str, color: str) -> None:
-    """Draw the mean and the standard deviation over the columns of a table with a row per round."""
-    mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0.0)
-    panel.plot(mean.index, mean, color=color, label=label, linewidth=1.2)
-    panel.fill_between(mean.index, (mean - spread).clip(lower=0), mean + spread, color=color, alpha=0.18, linewidth=0)
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Create panels that share y; a single one is wide enough for the legend below it."""
+    return panels_of(count, 6.0 if count == 1 else 3.6, 3.2, columns=COLUMNS, sharey=True)

@@ -36,7 +36,7 @@ def figure_1(record: StudyRecord) -> Figure:
     L2SGD+. The paper's text does not name the norm; here it is the root mean square over clients of ‖x_i(λ) − x_i‖.
     """
     splits = _splits(record)
-    figure, panels = panels_of(1, len(splits), 5.2, 4.0)
+    figure, panels = panels_of(len(splits), 5.2, 4.0)
     for panel, split in zip(panels, splits, strict=True):
         runs = finished(record.states, "L2SGD+", split)
         problem = read_problem(runs[0])
@@ -48,8 +48,7 @@ def figure_1(record: StudyRecord) -> Figure:
             panel.plot([run.settings["algorithm.penalty"] for run in runs], ends[column], "o", color=color)
         panel.plot([], [], "o", color="0.4", label="ends of runs of L2SGD+")
         panel.set_xscale("log")
-        finish(panel, "λ", "", split)
-    panels[0].set_ylabel("distance of x(λ)")
+        finish(panel, "λ", "distance of x(λ)", split)
     panels[0].legend(fontsize=8)
     return figure
 
@@ -64,7 +63,7 @@ def figure_2(record: StudyRecord) -> Figure:
     """
     problems = {split: read_problem(finished(record.states, None, split)[0]) for split in _splits(record)}
     ticks = sorted({_probability(run) for run in finished(record.states)})
-    figure, panels = panels_of(1, 2, 5.2, 4.0)
+    figure, panels = panels_of(2, 5.2, 4.0)
     for panel, what in zip(panels, ("communications", "local steps"), strict=True):
         for place, (split, problem) in enumerate(problems.items()):
             runs = finished(record.states, None, split)
@@ -110,7 +109,7 @@ def figure_4(record: StudyRecord) -> Figure:
 def figure_5(record: StudyRecord) -> Figure:
     """Draw L2SGD+ with several p and the theorem's α(p) on each split, in the first seed; p* is red with triangles."""
     splits = _splits(record)
-    figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
+    figure, panels = panels_of(len(splits), 5.2, 4.0, sharey=True)
     for panel, split in zip(panels, splits, strict=True):
         every = finished(record.states, None, split)
         runs = sorted((run for run in every if run.seed == every[0].seed), key=_probability)
@@ -123,9 +122,8 @@ def figure_5(record: StudyRecord) -> Figure:
                 style = {"color": "#c1121f", "linestyle": ":", "linewidth": 2.0, "marker": "^", "zorder": 3}
             label = f"{_probability(run):.3f} = {factor:.2g} p*"
             panel.semilogy(values, label=label, markevery=max(1, len(values) // 10), markersize=4, **style)
-        finish(panel, "communications", "", split)
+        finish(panel, "communications", RELATIVE_ERROR, split)
         panel.legend(title="p", fontsize=8, title_fontsize=8)
-    panels[0].set_ylabel(RELATIVE_ERROR)
     return figure
 
 
@@ -175,14 +173,13 @@ def _probability(run: Run) -> float:
 
 def _figure_of_methods(record: StudyRecord, shown: Sequence[tuple[str, str]]) -> Figure:
     """Draw the methods' errors in a panel for each split of the data and label of the horizontal axis."""
-    figure, panels = panels_of(1, len(shown), 5.2, 4.0, sharey=True)
+    figure, panels = panels_of(len(shown), 5.2, 4.0, sharey=True)
     for panel, (split, what) in zip(panels, shown, strict=True):
         problem = read_problem(finished(record.states, None, split)[0])
         for method, color in COLORS.items():
             if runs := finished(record.states, method, split):
                 _draw_method(panel, problem, method, color, runs, by_steps=what != "communications")
-        finish(panel, what, "", split)
-    panels[0].set_ylabel(RELATIVE_ERROR)
+        finish(panel, what, RELATIVE_ERROR, split)
     panels[0].legend(fontsize=8)
     return figure
 

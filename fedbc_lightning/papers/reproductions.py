@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
@@ -63,63 +63,56 @@ def _figure(what: str, study: str, draw: Draw, *only: str, papers: tuple[str, ..
     return Reproduction(what, f"studies/{study}.yaml", papers, only, draw)
 
 
+def _by_data(epochs: int) -> Reproduction:
+    what = f"FedBC: z on smallest and largest client, E = {epochs}"
+    return _figure(what, FIGURES, fedbc.accuracy_by_data, f"E = {epochs}", papers=("least_data",))
+
+
+def _variance(epochs: int, paper: str) -> Reproduction:
+    what, only = f"FedBC: CIFAR-10, variance, E = {epochs}", (*FIVE, f"E = {epochs}")
+    return _figure(what, CIFAR, fedbc.variance_by_exponent, *only, papers=(paper,))
+
+
 CIFAR, MNIST, FIGURES, FEDPLUS = "fedbc_cifar", "fedbc_mnist", "fedbc_figures", "fedplus_figures"
 FIVE = ("FedAvg", "q-FedAvg", "FedProx", "SCAFFOLD", "FedBC")
-LEAST = ("least_data",)
+OTHERS = ("FedBC", *fedbc.OTHER_EPOCHS)
 
-_FEDBC = {
-    "table1": _table("synthetic data, global accuracy", "fedbc_table1", "table1"),
-    "table2": _table("CIFAR-10, E = 5, global accuracy", CIFAR, "table2"),
-    "table3": _table("CIFAR-10, E = 5, accuracy of the local models", CIFAR, "table3"),
-    "table4": Reproduction("classes of the clients (at once)", compute=table_4),
-    "table5": Reproduction("samples of the clients (at once)", compute=table_5),
-    "table6": _table("CIFAR-10, E = 1, global accuracy", CIFAR, "table6"),
-    "table7": _table("MNIST, E = 1, global accuracy", MNIST, "table7"),
-    "table8": _table("MNIST, E = 5, global accuracy", MNIST, "table8"),
-    "table9": _table("Shakespeare, global accuracy", "fedbc_shakespeare", "table9"),
-    "figure2": _figure("accuracy against a fixed γ", "fedbc_figure2", fedbc.figure_2, papers=("figure2",)),
-    "figure3": _figure("loss, coefficients, λ, variance", FIGURES, fedbc.figure_3, papers=("loss", "variance")),
-    "figure4": _figure(
-        "z on smallest and largest client, E = 5", FIGURES, fedbc.accuracy_by_data, "E = 5", papers=LEAST
-    ),
-    "figure7": _figure("loss for E = 1, 10, 25, 50; λ by round", FIGURES, fedbc.figure_7, papers=("loss",)),
-    "figure7f": _figure("accuracy against N", "fedbc_clients", fedbc.figure_7f, papers=("figure7f",)),
-    "figure8": _figure("coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.coefficients, "FedBC", *fedbc.OTHER_EPOCHS),
-    "figure9": _figure("as Figure 4, E = 1", FIGURES, fedbc.accuracy_by_data, "E = 1", papers=LEAST),
-    "figure10": _figure("as Figure 4, E = 10", FIGURES, fedbc.accuracy_by_data, "E = 10", papers=LEAST),
-    "figure11": _figure("as Figure 4, E = 25", FIGURES, fedbc.accuracy_by_data, "E = 25", papers=LEAST),
-    "figure12": _figure("as Figure 4, E = 50", FIGURES, fedbc.accuracy_by_data, "E = 50", papers=LEAST),
-    "figure13": _figure("CIFAR-10, coefficients by C", CIFAR, fedbc.coefficients, "FedBC", "E = 5", "e = 1.2"),
-    "figure14": _figure(
-        "CIFAR-10, variance, E = 1", CIFAR, fedbc.variance_by_exponent, *FIVE, "E = 1", papers=("figure14",)
-    ),
-    "figure15": _figure(
-        "CIFAR-10, variance, E = 5", CIFAR, fedbc.variance_by_exponent, *FIVE, "E = 5", papers=("figure15",)
-    ),
-}
-_FEDPLUS = {
-    "fedplus-table2-mnist": _table("personalised MNIST", "fedplus_table2_mnist", "table2", "table2_global"),
-    "fedplus-table2-regression": _table("regression", "fedplus_table2_regression", "table2", "table2_global"),
-    "fedplus-figure1": _figure("how far models move at aggregation", FEDPLUS, fedplus.figure_1, "no stragglers"),
-    "fedplus-figure2": _figure("accuracy before and after it", FEDPLUS, fedplus.figure_2, "no stragglers"),
-    "fedplus-figure3": _figure("loss from own to global model", FEDPLUS, fedplus.figure_3, "no stragglers"),
-    "fedplus-figure4": _figure("accuracy by round", FEDPLUS, fedplus.figure_4),
-    "fedplus-figure4-sent140": _figure("the same on Sent140", "fedplus_figure4_sent140", fedplus.figure_4),
-}
-_FEDLI = {
-    "fedli-table1": _table("accuracy on four data sets", "fedli_tables", "fedli-table1"),
-    "fedli-table2": _table("training loss on them", "fedli_tables", "fedli-table2"),
-}
-_L2GD = {
-    "l2gd-figure1": _figure("x(λ) between local and global solution", "l2gd_methods", l2gd.figure_1, "L2SGD+"),
-    "l2gd-figure2": _figure("communications against p, with p*", "l2gd_probability", l2gd.figure_2),
-    "l2gd-figure3": _figure("three methods", "l2gd_methods", l2gd.figure_3, "heterogeneous", papers=("methods",)),
-    "l2gd-figure4": _figure("the same on both splits", "l2gd_methods", l2gd.figure_4, papers=("methods",)),
-    "l2gd-figure5": _figure("effect of p on L2SGD+", "l2gd_probability", l2gd.figure_5),
-}
 # All reproductions by name; the names of FedBC's tables and figures are the paper's.
 REPRODUCTIONS = {
-    name: replace(known, what=f"{paper}: {known.what}")
-    for paper, of_paper in (("FedBC", _FEDBC), ("Fed+", _FEDPLUS), ("FedLi", _FEDLI), ("L2GD", _L2GD))
-    for name, known in of_paper.items()
+    "table1": _table("FedBC: synthetic data, global accuracy", "fedbc_table1", "table1"),
+    "table2": _table("FedBC: CIFAR-10, E = 5, global accuracy", CIFAR, "table2"),
+    "table3": _table("FedBC: CIFAR-10, E = 5, accuracy of the local models", CIFAR, "table3"),
+    "table4": Reproduction("FedBC: classes of the clients (at once)", compute=table_4),
+    "table5": Reproduction("FedBC: samples of the clients (at once)", compute=table_5),
+    "table6": _table("FedBC: CIFAR-10, E = 1, global accuracy", CIFAR, "table6"),
+    "table7": _table("FedBC: MNIST, E = 1, global accuracy", MNIST, "table7"),
+    "table8": _table("FedBC: MNIST, E = 5, global accuracy", MNIST, "table8"),
+    "table9": _table("FedBC: Shakespeare, global accuracy", "fedbc_shakespeare", "table9"),
+    "figure2": _figure("FedBC: accuracy against a fixed γ", "fedbc_figure2", fedbc.figure_2, papers=("figure2",)),
+    "figure3": _figure("FedBC: loss, coefficients, λ, variance", FIGURES, fedbc.figure_3, papers=("loss", "variance")),
+    "figure4": _by_data(5),
+    "figure7": _figure("FedBC: loss for E = 1, 10, 25, 50; λ by round", FIGURES, fedbc.figure_7, papers=("loss",)),
+    "figure7f": _figure("FedBC: accuracy against N", "fedbc_clients", fedbc.figure_7f, papers=("figure7f",)),
+    "figure8": _figure("FedBC: coefficients for E = 1, 10, 25, 50", FIGURES, fedbc.coefficients, *OTHERS),
+    "figure9": _by_data(1),
+    "figure10": _by_data(10),
+    "figure11": _by_data(25),
+    "figure12": _by_data(50),
+    "figure13": _figure("FedBC: CIFAR-10, coefficients by C", CIFAR, fedbc.coefficients, "FedBC", "E = 5", "e = 1.2"),
+    "figure14": _variance(1, "figure14"),
+    "figure15": _variance(5, "figure15"),
+    "fedplus-table2-mnist": _table("Fed+: personalised MNIST", "fedplus_table2_mnist", "table2", "table2_global"),
+    "fedplus-table2-regression": _table("Fed+: regression", "fedplus_table2_regression", "table2", "table2_global"),
+    "fedplus-figure1": _figure("Fed+: how far models move at aggregation", FEDPLUS, fedplus.figure_1, "no stragglers"),
+    "fedplus-figure2": _figure("Fed+: accuracy before and after it", FEDPLUS, fedplus.figure_2, "no stragglers"),
+    "fedplus-figure3": _figure("Fed+: loss from own to global model", FEDPLUS, fedplus.figure_3, "no stragglers"),
+    "fedplus-figure4": _figure("Fed+: accuracy by round", FEDPLUS, fedplus.figure_4),
+    "fedplus-figure4-sent140": _figure("Fed+: the same on Sent140", "fedplus_figure4_sent140", fedplus.figure_4),
+    "fedli-table1": _table("FedLi: accuracy on four data sets", "fedli_tables", "fedli-table1"),
+    "fedli-table2": _table("FedLi: training loss on them", "fedli_tables", "fedli-table2"),
+    "l2gd-figure1": _figure("L2GD: x(λ) from local to global solution", "l2gd_methods", l2gd.figure_1, "L2SGD+"),
+    "l2gd-figure2": _figure("L2GD: communications against p, with p*", "l2gd_probability", l2gd.figure_2),
+    "l2gd-figure3": _figure("L2GD: three methods", "l2gd_methods", l2gd.figure_3, "heterogeneous", papers=("methods",)),
+    "l2gd-figure4": _figure("L2GD: the same on both splits", "l2gd_methods", l2gd.figure_4, papers=("methods",)),
+    "l2gd-figure5": _figure("L2GD: effect of p on L2SGD+", "l2gd_probability", l2gd.figure_5),
 }

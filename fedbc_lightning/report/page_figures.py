@@ -18,8 +18,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedbc_lightning.data import partition_picture
 from fedbc_lightning.report.page import Picture
-from fedbc_lightning.studies.drawing import AXES, draw_band, label_x
+from fedbc_lightning.studies.drawing import draw_band, label_x
 from fedbc_lightning.studies.numbers import is_share
+from fedbc_lightning.studies.results import AXES
 
 # Ten colours that people with colour vision deficiencies can tell apart: M. Petroff 2021, arXiv:2107.02270.
 COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
@@ -80,7 +81,7 @@ def curves(
     for title, rows in frames.items():
         # Each figure by itself, because variants may be evaluated in different rounds.
         shown = spread(sorted(rows["rounds"].unique()), FEW_POINTS if is_small else MAX_POINTS)
-        kept = rows[rows["rounds"].isin(shown)].dropna(subset=[metric])
+        kept = rows[rows["rounds"].isin(shown)]
         kept = kept.assign(**{metric: kept[metric] * scale})
 
         def draw(panel: Axes, kept: pd.DataFrame = kept) -> None:

@@ -24,15 +24,15 @@ from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentenc
 from fedbc_lightning.studies.drawing import colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.results import RECORD, StudyRecord, read_record
+from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, read_record
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import reported_round, tables
 
 # Name of the page in the folder that it is about, where nothing else is said.
 NAME = "report.html"
-# What the curves of a study are drawn against.
-AGAINST = {"rounds": "the round", "bytes": "the megabytes sent and received", "simulated_seconds": "simulated seconds"}
+# What the curves of a study are drawn against; seconds of training tell of the machine as well.
+AGAINST = {axis: AXES[axis] for axis in ("rounds", "bytes", "simulated_seconds")}
 # Words for what is measured, by the last part of a metric's name
 SHOWN = {name: place.words for name, place in PLACES.items() if place.words}
 OF_CLIENTS = {name: SHOWN[name] for name in ("global", "local")}

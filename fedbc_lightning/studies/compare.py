@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pandas as pd
 from rich.console import Console
 
+from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import show_markdown
@@ -18,7 +19,7 @@ from fedbc_lightning.studies.parsed_runs import check_runs
 from fedbc_lightning.studies.results import StudyRecord, write_record
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
-from fedbc_lightning.studies.tables import latex, markdown, show, tables
+from fedbc_lightning.studies.tables import latex, markdown, tables
 from fedbc_lightning.studies.workers import Jobs, StudyRuns, Workers
 
 

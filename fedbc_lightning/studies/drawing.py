@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,17 +13,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedbc_lightning.studies.results import StudyRecord
+from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import slug
-
-AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training",
-        "simulated_seconds": "simulated seconds"}  # fmt: skip
 
 
 @mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
@@ -31,17 +28,16 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    colors = colors_of(study)
-    titles = [str(study.name)] if list(study.variants) == ["all"] else list(study.variants)
     for metric, axis in itertools.product(study.metrics, AXES):
         if axis not in curves:
             continue
-        figure, panels = titled_panels(titles, AXES[axis], metric)
+        figure, panels = panels_of(len(study.variants), 4.6, 3.5, columns=3, sharey=True)
         for panel, variant in zip(panels, study.variants, strict=True):
-            for method in study.methods:
-                mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
-                draw_band(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
-        legend_below(figure, panels[:1])
+            for name, color in colors_of(study).items():
+                mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == name)]
+                draw_band(panel, mine, axis, metric, name, color)
+            finish(panel, AXES[axis], metric, str(study.name) if list(study.variants) == ["all"] else variant)
+        legend_below(figure, panels)
         save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
 
 
@@ -53,25 +49,16 @@ def colors_of(study: Study) -> dict[str, str]:
 
 
 def panels_of(
-    rows: int, columns: int, width: float, height: float, *, sharey: bool = False
+    count: int, width: float, height: float, *, columns: int = 5, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure without a window and its panels, each ``width`` by ``height`` inches."""
+    """Create a figure without a window and its panels, each ``width`` by ``height`` inches, in rows of ``columns``."""
+    columns = max(1, min(count, columns))
+    rows = max(1, math.ceil(count / columns))
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
-
-
-def titled_panels(
-    titles: Sequence[str], x: str, y: str, columns: int = 3, width: float = 4.6, height: float = 3.5
-) -> tuple[Figure, list[Axes]]:
-    """Create a panel for each title, in rows that share their vertical axis."""
-    columns = max(1, min(len(titles), columns))
-    figure, panels = panels_of(max(1, -(-len(titles) // columns)), columns, width, height, sharey=True)
-    for place, (panel, title) in enumerate(zip(panels, titles, strict=False)):
-        _label(panel, x, y if place % columns == 0 else "", title)
-    for panel in panels[len(titles) :]:
+    panels = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+    for panel in panels[count:]:
         panel.remove()
-    return figure, panels[: len(titles)]
+    return figure, panels[:count]
 
 
 def label_x(panel: Axes, label: str) -> None:
@@ -81,17 +68,14 @@ def label_x(panel: Axes, label: str) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _label(panel: Axes, x: str, y: str, title: str, size: float | str = "large") -> None:
-    label_x(panel, x)
-    panel.set_title(title, fontsize=size)
-    panel.grid(alpha=0.3)
-    if y:
-        panel.set_ylabel(y)
-
-
 def finish(panel: Axes, x: str, y: str, title: str) -> None:
-    """Label a panel, whose vertical axis may have its label elsewhere, and say so if nothing is drawn on it."""
-    _label(panel, x, y, title, size=10)
+    """Label a panel, and say so if nothing is drawn on it; where panels share y, only the first of a row names it."""
+    label_x(panel, x)
+    panel.set_title(title, fontsize=10)
+    panel.grid(alpha=0.3)
+    place, sharing = panel.get_subplotspec(), panel.get_shared_y_axes().get_siblings(panel)
+    if place is None or place.is_first_col() or len(sharing) == 1:
+        panel.set_ylabel(y)
     if not panel.has_data():
         panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
         panel.set_xticks([])
@@ -124,16 +108,15 @@ def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str
 
     Args:
         panel: Where to draw.
-        rows: Rows of :func:`~fedbc_lightning.studies.results.read_curves` of one algorithm in one variant, without
-            missing values of the metric.
+        rows: Rows of :func:`~fedbc_lightning.studies.results.read_curves` of one algorithm in one variant.
         axis: Column of the horizontal axis.
         metric: Column of the vertical axis.
         name: Name of the line in the legend.
         color: Colour of line and band.
     """
-    if rows.empty:
+    grouped = rows.dropna(subset=[metric]).groupby("rounds")
+    if not len(grouped):
         return
-    grouped = rows.groupby("rounds")
     x = grouped[axis].mean() if axis != "rounds" else grouped["rounds"].first()
     mean, spread = grouped[metric].mean(), grouped[metric].std(ddof=1).fillna(0.0)
     panel.plot(x, mean, color=color, label=name, linewidth=1.4)

@@ -25,6 +25,9 @@ from fedbc_lightning.studies.study_run import Run, State
 
 # Columns of ``metrics.csv`` that are summed over the rounds.
 COSTS = ("comm/bytes_up", "comm/bytes_down", "time/round_seconds")
+# What results may cost: columns of :func:`read_curves` with their names on axes and in captions.
+AXES = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
+        "simulated_seconds": "simulated seconds"}  # fmt: skip
 
 
 def finished(states: Iterable[State], method: str | None = None, *levels: str) -> list[Run]:

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from fedbc_lightning.cli.printed_tables import ROUGH
+from fedbc_lightning.cli.printed_tables import ROUGH, show
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
@@ -20,7 +20,6 @@ from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.parsed_runs import build, check_runs
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import NOTE, Run, has_ended, is_finished, slug
-from fedbc_lightning.studies.tables import show
 from fedbc_lightning.studies.tuning import rungs
 
 

@@ -1,19 +1,15 @@
-"""Tables of a study's results, by rows of text, and their forms in Markdown, in LaTeX and on the terminal."""
+"""Tables of a study's results, by rows of text, and their forms in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
-from rich.console import Console
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
 from fedbc_lightning.studies.conclusions import Readings, judge
 from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.results import StudyRecord
+from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
 from fedbc_lightning.studies.study import Study
 
@@ -21,9 +17,6 @@ TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
     ">": "$>$", "γ": "$\\gamma$", "λ": "$\\lambda$",
 }  # fmt: skip
-# What the axes of a study count.
-UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
-         "simulated_seconds": "simulated seconds"}  # fmt: skip
 FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
 
@@ -183,7 +176,7 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Row
                 name = method.name if list(study.variants) == ["all"] else f"{variant}: {method.name}"
                 rows.append([name, *(_cell(study, mine, metric, value) for value in targets)])
         seeds = f"; mean ± standard deviation over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else ""
-        yield f"{UNITS[study.axis]} until {metric} first reaches a value{seeds}; rounds are those evaluated", rows
+        yield f"{AXES[study.axis]} until {metric} first reaches a value{seeds}; rounds are those evaluated", rows
 
 
 def _target(value: float, metric: str) -> str:
@@ -206,21 +199,6 @@ def _cell(study: Study, curves: pd.DataFrame, metric: str, target: float) -> str
 
 
 # forms
-
-
-def show(console: Console, text: str, rows: Rows) -> None:
-    """Print a table on the terminal, under its caption; it is never cut to the terminal's width."""
-    console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for k, name in enumerate(rows[0]):
-        table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
-    for row in rows[1:]:
-        cells = [escape(cell) for cell in row]
-        table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in cells))
-    # As wide as its cells: rich would otherwise cut cells to fit the terminal.
-    table.width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    console.print(table, highlight=False, crop=False)
-    console.print()
 
 
 def markdown(
