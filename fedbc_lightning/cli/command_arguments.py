@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from fedbc_lightning.core.errors import did_you_mean, nearest
+from fedbc_lightning.core.errors import UsageError, did_you_mean, nearest
 from fedbc_lightning.run.folder import last_checkpoint
 
 PROG = "fedbc-cli"
@@ -41,10 +41,6 @@ OVERLAYS = "algorithms/"
 
 # Folder of the shipped studies, configs of ``compare``
 STUDIES = "studies/"
-
-
-class UsageError(Exception):
-    """Raised for a mistake in the command line itself; it is printed in one line, and the exit status is 2."""
 
 
 def prepare_arguments(words: list[str]) -> list[str]:

@@ -142,19 +142,14 @@ class FederatedCLI(private_cli.OpenCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--seed_everything``, which is always a number, so that a saved config repeats its run exactly."""
-        parser.add_argument(
-            "--seed_everything",
-            type=int,
-            default=self.seed_everything_default,
-            help="Seed of everything random: initial model, partition, sampling, shuffling, dropout, augmentation.",
-        )
+        text = "Seed of everything random: initial model, partition, sampling, shuffling, dropout, augmentation."
+        parser.add_argument("--seed_everything", type=int, default=self.seed_everything_default, help=text)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections trainer, algorithm, model and data."""
         parser.add_lightning_class_args(self.trainer_class, "trainer")
-        parser.set_defaults(
-            {f"trainer.{key}": value for key, value in self.trainer_defaults.items() if key != "callbacks"}
-        )
+        defaults = {f"trainer.{key}": value for key, value in self.trainer_defaults.items() if key != "callbacks"}
+        parser.set_defaults(defaults)
         trains = self._command != "partition"
         algorithm: Any = FederatedAlgorithm
         parser.add_lightning_class_args(algorithm, "algorithm", subclass_mode=True, required=trains)

@@ -8,18 +8,12 @@ from jsonargparse import ArgumentParser, capture_parser
 
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import arguments_of, choices
-from fedbc_lightning.cli.command_arguments import (
-    COMMANDS,
-    PROG,
-    STUDY_COMMANDS,
-    SUBCOMMANDS,
-    UsageError,
-    shipped_configs,
-)
+from fedbc_lightning.cli.command_arguments import COMMANDS, PROG, STUDY_COMMANDS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
 from fedbc_lightning.commands.studies import command_parser
 from fedbc_lightning.core import private_cli
+from fedbc_lightning.core.errors import UsageError
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 

@@ -17,9 +17,9 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
+from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
-from fedbc_lightning.core.errors import ConfigurationError, one_line, report
+from fedbc_lightning.core.errors import ConfigurationError, UsageError, one_line, report
 
 # Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head
 UNREAD = 141

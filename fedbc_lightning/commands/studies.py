@@ -13,11 +13,11 @@ import yaml
 from rich.console import Console
 
 from fedbc_lightning.cli.classes import load
-from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, find_config, option_values
 from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import show
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.errors import ConfigurationError, UsageError, did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.report.pages import write_reports
 from fedbc_lightning.studies.compare import Comparison
@@ -192,33 +192,27 @@ def reproduce(words: list[str]) -> int:
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
-    comparisons = {name: _comparison(name, options) for name in names}  # finds mistakes before any run
-    if options and not any(comparisons.values()):
+    studies = {
+        name: read_study("reproduce", ["--config", known.study, *options], part=name)  # finds mistakes before any run
+        for name in names if (known := REPRODUCTIONS[name]).study is not None
+    }  # fmt: skip
+    if options and not studies:
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
-    for study in [comparison.study for comparison in comparisons.values() if comparison is not None]:
+    for study in studies.values():
         check_data_files(study)
     status = 0
-    for name, comparison in comparisons.items():
+    for name in names:
         known = REPRODUCTIONS[name]
         if known.compute is not None:
             show(Console(), *known.compute())
-        if comparison is None:
             continue
+        comparison = Comparison(studies[name], command=shlex.join([PROG, "reproduce", name, *options]))
         status = max(status, 0 if comparison.run() else 1)
         if known.draw is not None and finished(comparison.states):
-            figure = known.draw(StudyRecord(comparison.study, None, comparison.states))
-            for file in save(figure, comparison.study.results_folder / "figures", name.replace("-", "_")):
+            figure = known.draw(StudyRecord(studies[name], None, comparison.states))
+            for file in save(figure, studies[name].results_folder / "figures", name.replace("-", "_")):
                 Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
     return status
-
-
-def _comparison(name: str, options: list[str]) -> Comparison | None:
-    """Return the study of a table or figure, reduced to what it needs; None if it needs no training."""
-    known = REPRODUCTIONS[name]
-    if known.study is None:
-        return None
-    study = read_study("reproduce", ["--config", known.study, *options], part=name)
-    return Comparison(study, command=shlex.join([PROG, "reproduce", name, *options]))
 
 
 def _read(path: Path | str) -> dict[str, Any]:

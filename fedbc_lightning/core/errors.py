@@ -20,6 +20,10 @@ class ConfigurationError(ValueError):
     """
 
 
+class UsageError(Exception):
+    """A mistake in the command line itself; it is printed in one line, and the exit status is 2."""
+
+
 class NotVectorizableError(ConfigurationError):
     """The vectorized engine cannot do what is asked of it; the sequential engine can.
 

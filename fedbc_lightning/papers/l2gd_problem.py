@@ -144,9 +144,8 @@ class MixtureProblem:
 
     def distances(self, x: np.ndarray) -> tuple[float, float]:
         """Return the root mean squares over clients of ‖x_i − x_i(0)‖ and of ‖x_i − x_i(∞)‖ at x (N, d)."""
-        to_local, to_global = (
-            math.sqrt(((x - end) ** 2).sum(axis=1).mean()) for end in (self.local_minimiser, self.global_minimiser)
-        )
+        ends = self.local_minimiser, self.global_minimiser
+        to_local, to_global = (math.sqrt(((x - end) ** 2).sum(axis=1).mean()) for end in ends)
         return to_local, to_global
 
     @cached_property

@@ -101,11 +101,8 @@ def render(page: Page) -> str:
     Args:
         page: What the page consists of.
     """
+    loader = PackageLoader("fedbc_lightning.report")
     environment = Environment(
-        loader=PackageLoader("fedbc_lightning.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("page.html").render(page=page, version=version())

@@ -54,9 +54,8 @@ def spread(items: Iterable[T], most: int) -> list[T]:
         ([0, 3, 6], [0, 1, 2])
     """
     every = list(items)
-    if len(every) <= most:
-        return every
-    return [every[round(place * (len(every) - 1) / (most - 1))] for place in range(most)]
+    places = np.linspace(0, len(every) - 1, min(most, len(every)))
+    return [every[round(place)] for place in places]
 
 
 def curves(

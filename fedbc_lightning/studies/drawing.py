@@ -28,9 +28,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    for metric, axis in itertools.product(study.metrics, AXES):
-        if axis not in curves:
-            continue
+    for metric, axis in itertools.product(study.metrics, [axis for axis in AXES if axis in curves]):
         figure, panels = panels_of(len(study.variants), 4.6, 3.5, columns=3, sharey=True)
         for panel, variant in zip(panels, study.variants, strict=True):
             for name, color in colors_of(study).items():

@@ -225,8 +225,7 @@ class StudyRecord:
 
     def runs_of(self, variant: str, algorithm: str) -> list[RunRecord]:
         """Return the finished runs of one algorithm in one variant, in the order of the seeds."""
-        keys = [(variant, algorithm, seed) for seed in self.study.seed_list]
-        return [self.runs[key] for key in keys if key in self.runs]
+        return [record for place, record in self.runs.items() if place[:2] == (variant, algorithm)]
 
 
 def write_record(study: Study, command: str | None) -> None:

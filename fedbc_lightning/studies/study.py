@@ -310,11 +310,6 @@ class Study:
         names = [method.name for method in self.methods]
         return self.reference if self.reference in names else names[0]
 
-    @property
-    def configs(self) -> list[str]:
-        """List of the base configs."""
-        return [self.base] if isinstance(self.base, str) else list(self.base)
-
     def blocks(self, shown: Collection[str] = ()) -> dict[str, dict[str, str]]:
         """Return the layout of the variants in tables: label of a block of rows -> column -> variant.
 
@@ -348,7 +343,8 @@ class Study:
                 )
             settings["trainer.max_rounds"] = self._shrunk(rounds)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
-        return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
+        configs = [self.base] if isinstance(self.base, str) else list(self.base)
+        return Run(variant, method.name, seed, method.algorithm, configs, settings, folder)
 
     def runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Run]:
         """Return all runs that are reported, ordered by seed so that the tables of a partial study can compare.

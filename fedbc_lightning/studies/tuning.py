@@ -107,8 +107,7 @@ def _ranked(study: Study, method: Method, tried: Iterable[tuple[Values, float]])
     scored = [(values, score) for values, score in tried if not math.isnan(score)]
     if not scored:
         raise ConfigurationError(
-            f"algorithms.{method.name}: no combination gave a {study.tuning_metric}; see the log.txt of its runs in "
-            "tuning/."
+            f"algorithms.{method.name}: no combination gave a {study.tuning_metric}; see each log.txt in tuning/."
         )
     sign = 1 if study.is_lower_better(study.tuning_metric) else -1
     return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
@@ -135,8 +134,7 @@ def optuna_search(study: Study, method: Method) -> Search:
         import optuna
     except ModuleNotFoundError:
         raise ConfigurationError(
-            f"algorithms.{method.name}: an interval is searched by Optuna: pip install 'fedbc-lightning[optuna]', or "
-            "give a grid."
+            f"algorithms.{method.name}: intervals need Optuna: pip install 'fedbc-lightning[optuna]', or give a grid."
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():

@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 from rich.console import Console
 
-from fedbc_lightning.core.errors import ConfigurationError, first_line, notes_of, one_line, report
+from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, notes_of, one_line, report
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
@@ -260,7 +260,7 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
         words: Command line of ``fit``.
         log_file: File to which the output of the run is appended.
     """
-    from fedbc_lightning.cli.command_arguments import PROG, UsageError
+    from fedbc_lightning.cli.command_arguments import PROG
     from fedbc_lightning.cli.federated import FederatedCLI
     from fedbc_lightning.distributed.interrupts import StoppedError
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.cli.command_arguments import UsageError
 from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.core.errors import UsageError
 from fedbc_lightning.studies.study import Study
 
 TABLE_1 = ["--config", "studies/fedbc_table1.yaml"]
