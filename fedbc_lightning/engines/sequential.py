@@ -1,17 +1,25 @@
-"""The sequential engine: one client after another through one workbench, with the user's own steps."""
+"""The sequential engine: one client after another through one workbench, by steps of the user's own optimizer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.local_step import Training
-from fedbc_lightning.engines.optimizer_run import OptimizerRun
+from fedbc_lightning.engines.client_run import ClientRun, TrainedClient
+from fedbc_lightning.engines.contrasted_step import ContrastedStep
+from fedbc_lightning.engines.hooked_step import HookedStep
+from fedbc_lightning.engines.local_step import LocalStep, Training
+from fedbc_lightning.engines.plain_step import MissingGradientError, ReplayedStep, StepWay, WrittenStep
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.server.base import FEW_ROWS
 from fedbc_lightning.state.cohort import Cohort
+
+log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
 # Largest number of clients that the server's parts get at once.
 MAX_COHORT = FEW_ROWS
@@ -52,3 +60,127 @@ class SequentialEngine(BaseEngine):
                 "algorithm: a method with a solver of its own must call engine.check_solver in check()."
             )
         (OptimizerRun if asked.solver is None else SolverRun)(self.bench, cohort, asked).run()
+
+
+class OptimizerRun(ClientRun):
+    """Trains clients in epochs over their batches by steps of the user's own optimizer.
+
+    A step is replayed if it was recorded (:class:`ReplayedStep`), taken as the module writes it (:class:`WrittenStep`),
+    or with Lightning's hooks inside (:class:`HookedStep`). What happens to its gradient then is :class:`LocalStep`.
+
+    Args:
+        bench: The workbench.
+        cohort: The clients.
+        asked: What the method asks for.
+    """
+
+    def __init__(self, bench: Workbench, cohort: Cohort, asked: Training) -> None:
+        super().__init__(bench, cohort, asked)
+        self.step = step = LocalStep(self.layout, asked, bench.row[None], bench.grad[None])
+        self._hooked, self._written = HookedStep(self, step), WrittenStep(self, step)
+        self._replayed = ReplayedStep(self, step)
+        self._given: tuple[Any, ...] = (*asked.terms, asked.after_step)
+        self._contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
+
+    def train(self, k: int) -> None:
+        """Run the epochs; see the base class."""
+        try:
+            self._train(k)
+        except MissingGradientError:
+            # The optimizer's state lies in flat slices and is lost with them, so the client starts again.
+            log.info(
+                "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
+                "gets the module's own parameters, not flat slices. Same numbers, a little slower."
+            )
+            self.optimizer.use_per_tensor()
+            self._train(k)
+
+    def _train(self, k: int) -> None:
+        bench, optimizer, step = self.bench, self.optimizer, self.step
+        self._is_plain = bench.takes_plain_steps and self._contrast is None
+        if bench.scaler is not None:
+            # The server's scale, so that no client depends on who was trained before it.
+            bench.scaler.load_state_dict({**bench.scaler.state_dict(), "scale": bench.grad_scale, "_growth_tracker": 0})
+        self.begin(k, informs_module=not bench.runs_only_training_step)
+        # The method made terms for all K clients; each client's steps see its own row of them.
+        is_alone, own = len(self.cohort) == 1, slice(k, k + 1)
+        if self._contrast is not None:
+            self.training_step = ContrastedStep(bench, self._contrast.part(own)).training_step
+        *terms, after_step = [each if each is None or is_alone else each.part(own) for each in self._given]
+        if terms or after_step is not None:
+            step.use(terms, after_step)
+        step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
+        epoch, epochs, steps = 0, self.local.epochs or 1, self.local.steps
+        while not self.user.shim.is_client_stopped and (epoch < epochs if steps is None else self.num_steps < steps):
+            self._run_epoch(epoch)
+            epoch += 1
+
+    def finish(self) -> TrainedClient:
+        """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
+        step, scaler = self.step, self.bench.scaler
+        if step.gradient_sum is not None:
+            self.gradient_mean = step.gradient_sum[0, : self.layout.num_parameters] / max(self.num_gradients, 1)
+        trained = super().finish()
+        # No hook looks between the clients of a cohort.
+        if self.replayed is not None and self.client == self.cohort.ids[-1]:
+            self.layout.show_gradients(self.replayed)
+        if scaler is not None:
+            trained.records["grad_scale"] = scaler.get_scale()
+        return trained
+
+    def _run_epoch(self, epoch: int) -> None:
+        self.start_epoch(epoch)
+        steps_before = self.num_steps
+        self._run_batches()
+        self.batches_passed += self.num_batches if self.is_epoch_over else self.collector.num_batches
+        if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
+            raise ConfigurationError(
+                f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
+                "a hook skipped it), so trainer.local_steps would never be reached."
+            )
+        self.end_epoch()
+
+    def _ways(self) -> list[StepWay]:
+        """Return the ways to take the steps of an epoch; the first that can takes the next ones."""
+        if not self._is_plain:
+            return [self._hooked]
+        may_replay = self.bench.recorder.reason is None and not self.optimizer.has_step_hooks
+        return [self._replayed, self._written] if may_replay else [self._written]
+
+    def _run_batches(self) -> None:
+        """Take the steps of an epoch."""
+        # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
+        # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
+        if self.layout.num_optimized < self.bench.grad.numel():
+            self.bench.grad[self.layout.num_optimized :].zero_()
+        ways, loader = self._ways(), self.loader
+        # Lists of batches of one form, between which nobody's code runs.
+        is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks
+        batches: Sequence[Any] = ()
+        start = batch_idx = 0
+        steps_before = self.num_steps
+        try:
+            for found in loader.stretches() if is_known else ([batch] for batch in loader):
+                start, batches = 0, found
+                batches = self._on_device(found)
+                while start < len(batches):
+                    count = next(filter(None, (way.take(batches[start:], batch_idx) for way in ways)))
+                    start, batch_idx = start + count, batch_idx + count
+                    is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
+                    if self.is_epoch_over or is_enough or self.user.shim.is_client_stopped:
+                        if self._is_plain and batch_idx >= self.num_batches:
+                            self.step_schedulers()
+                        return
+        except Exception as error:
+            self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
+            raise
+        finally:
+            self.bench.recorder.count_written(self.num_steps - steps_before)
+        if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
+            self.step_schedulers()
+
+    def _on_device(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return batches of one form on the device: where the first lies there already, all do."""
+        to_device = self.user.to_device
+        first = to_device(batches[0])
+        return batches if first is batches[0] else [first, *map(to_device, batches[1:])]

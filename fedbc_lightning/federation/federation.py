@@ -318,8 +318,8 @@ class Federation:
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         cohort.local = local
         # The method's terms refer to the z that the client knows, not to the server's exact one.
-        with received_by_clients(self.server, received):
-            methods.update_clients(self.algorithm, self.engine, cohort, self.server)
+        with received_by_clients(self.server, received), methods.trained(self.algorithm, cohort, self.server.round):
+            self.algorithm.client_update(self.engine, cohort, self.server)
         for part in self._client_parts:
             part.end(cohort)
         cohort.check_finite()

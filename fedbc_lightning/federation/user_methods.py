@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,16 +23,17 @@ from fedbc_lightning.state.cohort import EMPTY
 NUM_ROUNDS = 5
 
 
-def update_clients(algorithm: FederatedAlgorithm, engine: BaseEngine, cohort: Cohort, server: ServerState) -> None:
-    """Let a method train a cohort.
+@contextmanager
+def trained(algorithm: FederatedAlgorithm, cohort: Cohort, round: int) -> Iterator[None]:
+    """Note on an exception of a method's ``client_update`` whom it trained, and check that it has trained them.
 
     Raises:
         ConfigurationError: The method has trained nobody.
     """
     try:
-        algorithm.client_update(engine, cohort, server)
+        yield
     except Exception as error:
-        locate(error, f"{_who(cohort)}, round {server.round}")
+        locate(error, f"{_who(cohort)}, round {round}")
         raise
     if cohort.w is EMPTY:
         raise ConfigurationError(
