@@ -89,10 +89,8 @@ def arguments_of(cls: type) -> dict[str, Any]:
     """Return the arguments that a class and its base classes take in a config, with their types."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "class", fail_untyped=False, as_group=False)
-    hints = {
-        action.dest.removeprefix("class."): private_cli.type_hint(action) for action in private_cli.actions(parser)
-    }
-    return {name: hint for name, hint in hints.items() if not name.endswith(".help")}
+    actions = [action for action in private_cli.actions(parser) if not action.dest.endswith(".help")]
+    return {action.dest.removeprefix("class."): private_cli.type_hint(action) for action in actions}
 
 
 def import_path(cls: type) -> str:

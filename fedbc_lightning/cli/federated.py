@@ -22,7 +22,7 @@ from fedbc_lightning.cli.class_help import show_class_help
 from fedbc_lightning.cli.classes import import_object, name_classes, rewritten_configs
 from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, prepare_arguments
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.cli.parser import EITHER, FederatedArgumentParser, title_sections
+from fedbc_lightning.cli.parser import EITHER, SECTION_TITLES, FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
@@ -171,7 +171,9 @@ class FederatedCLI(private_cli.OpenCLI):
                     command.add_argument(f"--{key}", type=kind | None, default=None, help=SUPPRESS)
             if name == "export":
                 command.add_argument("--force", action="store_true", help="Write over a file that is there.")
-            title_sections(command)
+            groups = command.groups or {}
+            for key in groups.keys() & SECTION_TITLES.keys():
+                groups[key].title = SECTION_TITLES[key]
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; ``--algorithm.help`` or ``--model.help`` without a name lists the classes."""

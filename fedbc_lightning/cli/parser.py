@@ -54,7 +54,7 @@ CLASS_KEYS = {
 # Map from Lightning's classes to types that also take the same classes of the package ``pytorch_lightning``
 EITHER: dict[Any, Any] = {LightningModule: AnyModule, LightningDataModule: AnyDataModule}
 
-
+# Titles of the sections of ``--help``, which say their purpose instead of a base class's docstring
 SECTION_TITLES = {
     "trainer": "trainer: rounds, clients per round, engine, devices, logging and checkpoints",
     "algorithm": "algorithm: the federated algorithm",
@@ -63,13 +63,6 @@ SECTION_TITLES = {
     "optimizer": "optimizer: an optimizer that replaces that of the model's configure_optimizers",
     "lr_scheduler": "lr_scheduler: a scheduler for --optimizer, stepped once per local epoch",
 }
-
-
-def title_sections(parser: LightningArgumentParser) -> None:
-    """Give the sections of ``--help`` titles that say their purpose, instead of a base class's docstring."""
-    groups = parser.groups or {}
-    for key in groups.keys() & SECTION_TITLES.keys():
-        groups[key].title = SECTION_TITLES[key]
 
 
 # Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only

@@ -62,8 +62,7 @@ def figure_3(record: StudyRecord) -> Figure:
     _draw_coefficients(coefficient, record, "(b) smallest and largest client of a round", EPOCHS)
     _draw_duals(duals, record, (), "(c) λ against data")
     variance.set_xscale("log")
-    _draw_against(variance, "E", record, DEVIATION)
-    finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
+    _draw_against(variance, record, "(d) how evenly z serves", "local epochs E", DEVIATION)
     legend_below(figure, [loss, variance])
     return figure
 
@@ -84,8 +83,7 @@ def figure_7(record: StudyRecord) -> Figure:
 def figure_7f(record: StudyRecord) -> Figure:
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 5.2, 4.2)
-    _draw_against(panel, "N", record, ACCURACY)
-    finish(panel, "clients N", "global test accuracy", "")
+    _draw_against(panel, record, "", "clients N", ACCURACY)
     legend_below(figure, [panel])
     return figure
 
@@ -127,8 +125,7 @@ def variance_by_exponent(record: StudyRecord) -> Figure:
     """
     figure, panels = panels_of(3, 4.2, 4.0, sharey=True)
     for panel, classes in zip(panels, ("C = 1", "C = 2", "C = 3"), strict=True):
-        _draw_against(panel, "e", record, DEVIATION, classes)
-        finish(panel, "exponent e", "variance of accuracy over clients", ", ".join([*record.study.fixed, classes]))
+        _draw_against(panel, record, ", ".join([*record.study.fixed, classes]), "exponent e", DEVIATION, classes)
     legend_below(figure, panels)
     return figure
 
@@ -180,9 +177,9 @@ def _draw_duals(panel: Axes, record: StudyRecord, rounds: Sequence[int], title: 
     finish(panel, "samples of the client", "λ", title)
 
 
-def _draw_against(panel: Axes, factor: str, record: StudyRecord, column: str, *levels: str) -> None:
-    """Draw a column of ``metrics.csv`` against the level of a factor, for all algorithms."""
-    ticks = set[float]()
+def _draw_against(panel: Axes, record: StudyRecord, title: str, what: str, column: str, *levels: str) -> None:
+    """Draw a column of ``metrics.csv`` for all algorithms against a factor, such as E for ``local epochs E``."""
+    factor, ticks = what.split()[-1], set[float]()
     for name, color in colors_of(record.study).items():
         found: dict[float, list[float]] = {}
         for run in finished(record.states, name, *levels):
@@ -192,6 +189,7 @@ def _draw_against(panel: Axes, factor: str, record: StudyRecord, column: str, *l
     if ticks:
         panel.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
         panel.minorticks_off()
+    finish(panel, what, "global test accuracy" if column == ACCURACY else "variance of accuracy over clients", title)
 
 
 def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str, color: str) -> None:

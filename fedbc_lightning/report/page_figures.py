@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import matplotlib as mpl
@@ -18,12 +18,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedbc_lightning.data import partition_picture
 from fedbc_lightning.report.page import Picture
-from fedbc_lightning.studies.drawing import draw_band, label_x
+from fedbc_lightning.studies.drawing import COLORS, draw_band, label_x
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.results import AXES
 
-# Ten colours that people with colour vision deficiencies can tell apart: M. Petroff 2021, arXiv:2107.02270.
-COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
 STYLE: Any = {
     "axes.grid": True,
     "axes.prop_cycle": cycler(color=COLORS),
@@ -60,13 +58,13 @@ def spread(items: Iterable[T], most: int) -> list[T]:
 
 def curves(
     frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str], *, is_small: bool = False
-) -> list[Picture]:
+) -> Iterator[Picture]:
     """Draw the mean over seeds of a metric, and a band of one standard deviation, in figures that share their limits.
 
     The vertical axis is that of the rounds after the first tenth, in which models differ little.
 
     Args:
-        frames: Rows of :func:`~fedbc_lightning.studies.results.read_curves`, by title of the figure.
+        frames: Rows of :attr:`~fedbc_lightning.studies.results.StudyRecord.curves`, by title of the figure.
         axis: Column of the horizontal axis, one of ``AXES``.
         metric: Column of the vertical axis.
         colors: Map from algorithm to colour.
@@ -76,7 +74,6 @@ def curves(
     every = pd.concat(frames.values())
     # The first rounds reach from chance to half of the final accuracy, and would flatten all that is of interest.
     limits = _limits(every.loc[every["rounds"] > every["rounds"].max() / 10, metric] * scale)
-    pictures = []
     for title, rows in frames.items():
         # Each figure by itself, because variants may be evaluated in different rounds.
         shown = spread(sorted(rows["rounds"].unique()), FEW_POINTS if is_small else MAX_POINTS)
@@ -97,8 +94,7 @@ def curves(
                 panel.set_ylabel(unit(metric))
 
         alt = f"Curves of {metric} against {AXES[axis]} for {', '.join(colors)}{f' in {title}' if title else ''}."
-        pictures.append(Picture(_svg(draw, (1.9, 1.3) if is_small else (4.2, 2.9)), title, alt))
-    return pictures
+        yield Picture(_svg(draw, (1.9, 1.3) if is_small else (4.2, 2.9)), title, alt)
 
 
 def client_map(title: str, values: pd.DataFrame, label: str) -> Picture:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
 import yaml
-from matplotlib.colors import to_hex
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.errors import ConfigurationError
@@ -21,7 +19,7 @@ from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.run.run_warnings import divergence
 from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
-from fedbc_lightning.studies.drawing import colors_of
+from fedbc_lightning.studies.drawing import COLORS, colors_of
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, read_record
@@ -38,7 +36,7 @@ SHOWN = {name: place.words for name, place in PLACES.items() if place.words}
 OF_CLIENTS = {name: SHOWN[name] for name in ("global", "local")}
 SAMPLED = "sampled clients"
 # Colours of the lines of a run; a line has the same colour in every figure.
-LEGEND = dict(zip([*SHOWN.values(), SAMPLED], page_figures.COLORS, strict=False))
+LEGEND = dict(zip([*SHOWN.values(), SAMPLED], COLORS, strict=False))
 
 
 def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
@@ -55,8 +53,7 @@ def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
     """
     places = find(folder)
     if output is not None and len(places) > 1:
-        among = ", ".join(str(place) for place in places)
-        raise ConfigurationError(f"--output: '{folder}' has several pages; give one of {among}.")
+        raise ConfigurationError(f"--output: '{folder}' has several pages; give one of {', '.join(map(str, places))}.")
     files = []
     for place in places:
         page = study_page(place) if (place / RECORD).is_file() else run_page(place)
@@ -102,8 +99,7 @@ def study_page(folder: Path) -> Page:
     study, runs = record.study, record.runs
     every = {"algorithm": study.methods, "variant": study.variants, "seed": study.seed_list}
     counts = " × ".join(f"{len(some)} {name}{'s' * (len(some) > 1)}" for name, some in every.items())
-    with mpl.rc_context(page_figures.STYLE):
-        colors = {name: to_hex(color) for name, color in colors_of(study).items()}
+    colors = colors_of(study)
     values = {
         (row["variant"], row["algorithm"], row["seed"]):
             {"round": f"{row['round']:.0f}", **{name: number(row[name], name) for name in study.metrics}}
@@ -133,7 +129,7 @@ def _study_verdict(record: StudyRecord) -> list[str]:
     claims = [
         sentence
         for name, paper in study.papers.items()
-        for sentence in claim_sentences(paper.title, judge(paper, study, record.readings[name]))
+        for sentence in claim_sentences(paper.title, list(judge(paper, study, record.readings[name])))
     ]
     return [*claims, *finding_sentences(study, record.differences)]
 
@@ -217,7 +213,7 @@ def run_page(folder: Path) -> Page:
     run = RunRecord(folder)
     algorithm = method_of(folder.resolve()) or "the run"
     runs = {("", algorithm, int(run.config.get("seed_everything") or 0)): run}
-    colors = {algorithm: page_figures.COLORS[0]}
+    colors = {algorithm: COLORS[0]}
     command = f"{PROG} fit --config {folder / 'config.yaml'}" if run.config else None
     return Page(
         title=f"{folder.resolve().parent.name}: {algorithm}",

@@ -133,7 +133,7 @@ def lines(
 
     Args:
         text: What the figures show.
-        frames: Rows of :func:`~fedbc_lightning.studies.results.read_curves`, by title of the figure.
+        frames: Rows of :attr:`~fedbc_lightning.studies.results.StudyRecord.curves`, by title of the figure.
         axis: Column of the horizontal axis.
         metric: Column of the vertical axis.
         colors: Map from algorithm to colour.
@@ -143,7 +143,7 @@ def lines(
     present = {name for rows in frames.values() for name in rows["algorithm"]}
     legend = {name: color for name, color in colors.items() if name in present}
     if legend:
-        pictures = page_figures.curves(frames, axis, metric, legend, is_small=size == "small")
+        pictures = list(page_figures.curves(frames, axis, metric, legend, is_small=size == "small"))
         yield Gallery(text, pictures, legend, size, **options)
 
 

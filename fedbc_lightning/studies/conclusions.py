@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,12 @@ class Judgement:
         return f"{self.better} better than {self.other}, {ROUNDS[self.report]}"
 
 
-def judge(paper: Paper, study: Study, readings: Readings) -> list[Judgement]:
+def judge(paper: Paper, study: Study, readings: Readings) -> Iterator[Judgement]:
     """Decide for each claim of a paper, each reading and each variant whether the claim holds here.
 
     A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
     it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
     """
-    judged = []
     for claim in paper.claims:
         for other, (report, results) in itertools.product(claim.than, readings.items()):
             differences = paired_differences(results, [paper.metric], other, study.confidence)
@@ -79,8 +78,7 @@ def judge(paper: Paper, study: Study, readings: Readings) -> list[Judgement]:
                     from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
                     ours = difference_and_interval(row, paper.metric, len(study.seed_list))
                     said = verdict(study, row)
-                    judged.append(Judgement(claim.better, other, report, variant, said, ours + from_paper))
-    return judged
+                    yield Judgement(claim.better, other, report, variant, said, ours + from_paper)
 
 
 def verdict(study: Study, row: Mapping[Any, Any]) -> str:

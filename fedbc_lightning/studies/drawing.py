@@ -21,6 +21,9 @@ from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import slug
 
+# Ten colours that people with colour vision deficiencies can tell apart: M. Petroff 2021, arXiv:2107.02270.
+COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+
 
 @mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
 def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
@@ -41,9 +44,8 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
 
 def colors_of(study: Study) -> dict[str, str]:
     """Map each algorithm to its colour, which stays the same when only some of the algorithms are run."""
-    many, is_many = mpl.colormaps["tab20"], len(study.algorithms) > 10
-    return {name: to_hex(many(place % many.N)) if is_many else f"C{place}"
-            for place, name in enumerate(study.algorithms)}  # fmt: skip
+    palette = COLORS if len(study.algorithms) <= len(COLORS) else map(to_hex, mpl.color_sequences["tab20"])
+    return dict(zip(study.algorithms, itertools.cycle(palette), strict=False))
 
 
 def panels_of(
@@ -106,7 +108,7 @@ def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str
 
     Args:
         panel: Where to draw.
-        rows: Rows of :func:`~fedbc_lightning.studies.results.read_curves` of one algorithm in one variant.
+        rows: Rows of :attr:`~fedbc_lightning.studies.results.StudyRecord.curves` of one algorithm in one variant.
         axis: Column of the horizontal axis.
         metric: Column of the vertical axis.
         name: Name of the line in the legend.

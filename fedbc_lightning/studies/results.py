@@ -25,7 +25,7 @@ from fedbc_lightning.studies.study_run import Run, State
 
 # Columns of ``metrics.csv`` that are summed over the rounds.
 COSTS = ("comm/bytes_up", "comm/bytes_down", "time/round_seconds")
-# What results may cost: columns of :func:`read_curves` with their names on axes and in captions.
+# What results may cost: columns of :attr:`StudyRecord.curves` with their names on axes and in captions.
 AXES = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
         "simulated_seconds": "simulated seconds"}  # fmt: skip
 
@@ -96,26 +96,6 @@ def totals(metrics: pd.DataFrame) -> dict[str, float]:
     seconds = summed.get("time/round_seconds", 0.0) + summed.get("time/eval_seconds", 0.0)
     found = {name: int(summed.get(f"comm/{name}", 0)) for name in ("bytes_up", "bytes_down")}
     return {**found, "seconds": round(float(seconds), 3)}
-
-
-def read_curves(study: Study, runs: Iterable[Run]) -> pd.DataFrame:
-    """Return what finished runs measured in each round, with the accumulated cost up to it.
-
-    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, simulated_seconds if runs have a simulated
-    clock, and the study's metrics.
-    """
-    parts = []
-    for run in runs:
-        metrics = run.record.metrics
-        # The initial model costs nothing, and what a run does not measure is 0.
-        costs = metrics.reindex(columns=[*COSTS, SIMULATED_SECONDS]).fillna(0)
-        up, down, seconds = (costs[name].cumsum() for name in COSTS)
-        found = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "rounds": metrics["round"],
-                 "bytes": (up + down) / 1e6, "seconds": seconds}  # fmt: skip
-        if SIMULATED_SECONDS in metrics:
-            found["simulated_seconds"] = costs[SIMULATED_SECONDS]
-        parts.append(pd.DataFrame(found, metrics.index).join(metrics.reindex(columns=study.metrics)))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def check_pairs(runs: Iterable[Run]) -> list[str]:
@@ -215,8 +195,23 @@ class StudyRecord:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """What the finished runs measured in each round, and what it had cost; see :func:`read_curves`."""
-        return read_curves(self.study, finished(self.states))
+        """What the finished runs measured in each round, with the accumulated cost up to it.
+
+        The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, simulated_seconds if runs have a
+        simulated clock, and the study's metrics.
+        """
+        parts = []
+        for run in finished(self.states):
+            metrics = run.record.metrics
+            # The initial model costs nothing, and what a run does not measure is 0.
+            costs = metrics.reindex(columns=[*COSTS, SIMULATED_SECONDS]).fillna(0)
+            up, down, seconds = (costs[name].cumsum() for name in COSTS)
+            found = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "rounds": metrics["round"],
+                     "bytes": (up + down) / 1e6, "seconds": seconds}  # fmt: skip
+            if SIMULATED_SECONDS in metrics:
+                found["simulated_seconds"] = costs[SIMULATED_SECONDS]
+            parts.append(pd.DataFrame(found, metrics.index).join(metrics.reindex(columns=self.study.metrics)))
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     @cached_property
     def runs(self) -> dict[tuple[str, str, int], RunRecord]:

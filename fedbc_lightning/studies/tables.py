@@ -165,11 +165,12 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Row
 
     Args:
         study: The study.
-        curves: Its curves, from :func:`~fedbc_lightning.studies.results.read_curves`.
+        curves: Its curves, from :attr:`~fedbc_lightning.studies.results.StudyRecord.curves`.
     """
     for metric, targets in study.targets.items() if not curves.empty else ():
         sign = "≤" if study.is_lower_better(metric) else "≥"
-        rows: Rows = [["", *(f"{sign} {_target(value, metric)}" for value in targets)]]
+        goals = [f"{100 * value:g} %" if is_share(metric) else f"{value:g}" for value in targets]
+        rows: Rows = [["", *(f"{sign} {goal}" for goal in goals)]]
         for variant in study.variants:
             for method in study.methods:
                 mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
@@ -177,10 +178,6 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Row
                 rows.append([name, *(_cell(study, mine, metric, value) for value in targets)])
         seeds = f"; mean ± standard deviation over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else ""
         yield f"{AXES[study.axis]} until {metric} first reaches a value{seeds}; rounds are those evaluated", rows
-
-
-def _target(value: float, metric: str) -> str:
-    return f"{100 * value:g} %" if is_share(metric) else f"{value:g}"
 
 
 def _cost(value: float) -> str:

@@ -9,6 +9,7 @@ from helpers.command_line import TINY, TINY_DATA, run_cli
 from helpers.folders import only_run
 
 from fedbc_lightning.papers import fedbc_figures
+from fedbc_lightning.studies.drawing import COLORS
 from fedbc_lightning.studies.results import StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
@@ -107,16 +108,16 @@ def test_coefficients_and_accuracies_of_the_smallest_and_largest_clients(trained
 
 def test_values_against_exponents_clients_and_tolerances(trained):
     one, two, three = draw("variance_by_exponent", *trained)
-    places, means, _ = points(one, "C0")
+    places, means, _ = points(one, COLORS[0])
     assert places == [1.1, 1.2]
     assert means == pytest.approx([value**2 for value in last_values(trained, "FedAvg", "accuracy/std")[1:]])
     assert [text.get_text() for text in one.get_xticklabels()] == ["1.1", "1.2"]
-    assert (points(two, "C1")[0], notes(three)) == ([1.5], ["no finished run"])
+    assert (points(two, COLORS[1])[0], notes(three)) == ([1.5], ["no finished run"])
 
     (panel,) = draw("figure_7f", *trained)
     *of_four, of_seven = last_values(trained, "FedAvg", "accuracy/global")
     expected = [np.mean(of_four), of_seven], [np.std(of_four, ddof=1), 0.0]
-    assert points(panel, "C0") == ([4.0, 7.0], *map(pytest.approx, expected))
+    assert points(panel, COLORS[0]) == ([4.0, 7.0], *map(pytest.approx, expected))
 
     panels = draw("figure_2", *trained)
     for panel, column in zip(panels, ("accuracy/global", "accuracy/local"), strict=True):
