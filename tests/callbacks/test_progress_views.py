@@ -60,11 +60,8 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path, capsys):
 
 def test_a_notebook_has_one_output_with_a_bar(monkeypatch):
     shown = []
-    monkeypatch.setattr(
-        progress_bar,
-        "NotebookOutput",
-        lambda: SimpleNamespace(show=lambda lines, share=None: shown.append((lines[-1], share))),
-    )
+    output = SimpleNamespace(show=lambda lines, share=None: shown.append((lines[-1], share)))
+    monkeypatch.setattr(progress_bar, "NotebookOutput", lambda: output)
     monkeypatch.setattr(progress_bar, "UPDATES_PER_SECOND", 1e9)
     view = progress_bar.NotebookView("FedAvg\nwith a note")
     for done in range(4):

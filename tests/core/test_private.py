@@ -105,6 +105,12 @@ def test_a_write_into_a_tensor_is_counted():
     assert private_torch.writes_into(tensor) > before, gone("_version")
 
 
+def test_many_tensors_are_copied_in_one_call():
+    into = [torch.zeros(2), torch.zeros(3)]
+    private_torch.foreach_copy(into, [torch.ones(2), torch.full((3,), 2.0)])
+    assert [one.tolist() for one in into] == [[1, 1], [2, 2, 2]], gone("_foreach_copy_")
+
+
 @pytest.mark.parametrize("kind", ["pre", "post"])
 def test_step_hooks_are_found(kind):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -144,6 +150,11 @@ def test_tracing_keeps_constants_and_computes_nothing():
     traced = private_torch.trace(function, [torch.ones(2)])
     assert ran != [torch.Tensor], gone("make_fx(tracing_mode='fake')")
     assert traced(torch.ones(2))[0].tolist() == [2, 2], gone("_allow_non_fake_inputs")
+
+
+def test_nested_values_are_walked():
+    tree = {"a": [torch.ones(1), 2], "b": (3,)}
+    assert private_torch.tree_map_only(int, str, tree)["b"] == ("3",), gone("tree_map_only")
 
 
 def test_the_timeout_of_the_process_group_can_be_set(tmp_path):

@@ -73,20 +73,6 @@ def test_named_slices_are_clones_and_come_back_by_name():
     assert torch.equal(layout.vector_from(reordered), z)
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Linear(2, 2).requires_grad_(False), "no parameter with requires_grad"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "one real dtype"),
-        (nn.LazyLinear(2), "lazy"),
-        (nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), "one real dtype"),
-    ],
-)
-def test_what_cannot_be_a_vector_is_refused_by_name(module, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ParameterLayout(module)
-
-
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 def test_a_parameter_twice_in_a_group_is_refused():
     layer = nn.Linear(2, 2)
