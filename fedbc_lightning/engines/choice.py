@@ -30,9 +30,7 @@ MAX_PARAMETERS = 2_000
 
 def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngine:
     """Return an engine of this kind on a workbench; ``by_rule`` if the user did not choose it."""
-    if kind == "vectorized":
-        return VectorizedEngine(bench, by_rule)
-    return SequentialEngine(bench)
+    return VectorizedEngine(bench, by_rule) if kind == "vectorized" else SequentialEngine(bench)
 
 
 def choose(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) -> Kind:
