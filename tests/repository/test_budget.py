@@ -14,17 +14,19 @@ import pytest
 from repository.size import PACKAGE, ROOT, lines_of_configs, size_under
 
 BUDGETS = {
-    # The aim is 21,000: lightning.pytorch, which does far more, has 22,000 lines of code.
-    PACKAGE: 22_030,
-    # The aim is 2,500: every question about a number ends in the engines, so they must be read in one sitting.
+    # lightning.pytorch, which does far more, has 22,000 lines of code.
+    PACKAGE: 21_000,
+    # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_500,
-    # The aim is 21,000, as much test as package: more costs every change, and time in CI.
-    ("tests",): 21_720,
+    # What only compares, shows and types must not outgrow what trains.
+    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_200,
+    # As much test as package: more costs every change, and time in CI.
+    ("tests",): 21_000,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""
-FUNCTION_LINES = 65
-"""A function fits a screen, without its docstring. The aim is 60; the constructor of a layout has 65."""
+FUNCTION_LINES = 60
+"""A function fits a screen, without its docstring."""
 COMPLEXITY = 15
 """Branches of a function; above this nobody can name the cases that a test must cover."""
 ARGUMENTS = 12
@@ -77,7 +79,7 @@ def _span(node: ast.AST) -> int:
     return node.end_lineno - node.lineno + 1  # type: ignore[attr-defined]  # functions and statements have both
 
 
-@pytest.mark.parametrize(("folders", "most"), BUDGETS.items(), ids=["package", "engines", "tests"])
+@pytest.mark.parametrize(("folders", "most"), BUDGETS.items(), ids=["package", "engines", "studies", "tests"])
 def test_lines_of_code(folders, most):
     assert size_under(*folders).code <= most, (
         f"{' + '.join(folders)}: delete something, or raise the budget with a reason"
