@@ -20,7 +20,7 @@ def find_clients(written: Iterable[str | int], num_clients: int, names: Sequence
         ConfigurationError: There is no such client.
 
     Example:
-        >>> find_clients(["b", "0", 2, "7"], 3, ["a", "b", "7"], "data.heldout_clients")
+        >>> find_clients(["b ", "0", 2, "7"], 3, ["a", "b ", "7"], "data.heldout_clients")
         [1, 0, 2, 2]
     """
     # Names go before numbers: a writer may be called "7" and be client 3.
@@ -28,7 +28,7 @@ def find_clients(written: Iterable[str | int], num_clients: int, names: Sequence
     numbers |= {name: client for client, name in enumerate(names or ())}
     found = list[int]()
     for one in written:
-        number = numbers.get(one.strip()) if isinstance(one, str) else one
+        number = numbers.get(one, numbers.get(one.strip())) if isinstance(one, str) else one
         if isinstance(number, bool) or not isinstance(number, int) or number not in range(num_clients):
             hint = did_you_mean(str(one), names or (), f"give names, or numbers from 0 to {num_clients - 1}.")
             raise ConfigurationError(f"{where}: there is no client {one!r}; {hint}")
