@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 
@@ -24,13 +25,12 @@ def find_clients(written: Iterable[str | int], num_clients: int, names: Sequence
         [1, 0, 2, 2]
     """
     # Names go before numbers: a writer may be called "7" and be client 3.
-    numbers = {str(client): client for client in range(num_clients)}
-    numbers |= {name: client for client, name in enumerate(names or ())}
+    numbers = {str(k): k for k in range(num_clients)} | {name: k for k, name in enumerate(names or ())}
     found = list[int]()
     for one in written:
         number = numbers.get(one, numbers.get(one.strip())) if isinstance(one, str) else one
-        if isinstance(number, bool) or not isinstance(number, int) or number not in range(num_clients):
+        if isinstance(number, bool) or not isinstance(number, Integral) or number not in range(num_clients):
             hint = did_you_mean(str(one), names or (), f"give names, or numbers from 0 to {num_clients - 1}.")
             raise ConfigurationError(f"{where}: there is no client {one!r}; {hint}")
-        found.append(number)
+        found.append(int(number))
     return found

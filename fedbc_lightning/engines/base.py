@@ -90,6 +90,10 @@ class BaseEngine(ABC):
                 "trainer.local_parameters: the method trains the clients' part and the shared part one after another, "
                 "and all parameters are shared; name the clients' part, e.g. ['head.*']."
             )
+        given = [each for each in (*terms, after_step) if each is not None]
+        lacking = [type(each).__name__ for each in given if not hasattr(each, "part")]
+        if lacking:
+            raise ConfigurationError(f"algorithm: {lacking[0]} has no part(clients: slice), see Term and AfterStep.")
         local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
             start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last,

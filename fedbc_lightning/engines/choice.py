@@ -45,11 +45,10 @@ def choose(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) ->
         num_clients: Number of clients that a process trains in a round.
     """
     reason = _why_sequential(bench, algorithm, num_clients)
-    if reason is None:
-        rank_zero_info("trainer.engine: auto takes vectorized: a small model, many clients, and a promised step.")
-        return "vectorized"
-    rank_zero_info(f"trainer.engine: auto takes sequential; {reason}.")
-    return "sequential"
+    kind: Kind = "vectorized" if reason is None else "sequential"
+    why = "a small model, many clients, and a promised step" if reason is None else reason
+    rank_zero_info(f"trainer.engine: auto takes {kind}: {why}.")
+    return kind
 
 
 def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) -> str | None:

@@ -128,7 +128,7 @@ class LocalStep:
             if active <= self._term_rows // 2:
                 self._term_rows = active
                 self.terms = [term.part(slice(active)) for term in self.terms]
-            rows = self._shared(self._grad)[: self._term_rows], self._shared(self._w)[: self._term_rows]
+            rows = self._layout.shared(self._grad)[: self._term_rows], self._layout.shared(self._w)[: self._term_rows]
             found += [partial(term.add_gradient, *rows) for term in self.terms]
         if self._held is not None:
             found.append(self._grad[:, self._held].zero_)
@@ -149,21 +149,17 @@ class LocalStep:
 
     def _add_in_master_dtype(self) -> None:
         """Add the terms' gradients to rows of two bytes per number, of which a sum would lose digits."""
-        rows = self._shared(self._grad), self._shared(self._w)
+        rows = self._layout.shared(self._grad), self._layout.shared(self._w)
         grad, w = (row.to(self._layout.master_dtype) for row in rows)
         for term in self.terms:
             term.add_gradient(grad, w)
         rows[0].copy_(grad)
 
     def _apply(self, after_step: AfterStep, active: int) -> None:
-        rows, ended = self._shared(self._w), self._w[active:].clone()
+        rows, ended = self._layout.shared(self._w), self._w[active:].clone()
         w = rows.to(self._layout.master_dtype)
         after_step.apply(w, self._step_sizes())
         if w is not rows:
             rows.copy_(w)
         if len(ended):
             self._w[active:] = ended
-
-    def _shared(self, rows: Tensor) -> Tensor:
-        """Return a view of the columns that methods see."""
-        return rows[:, : self._layout.num_parameters] if self._layout.num_kept else rows

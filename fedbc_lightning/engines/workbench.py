@@ -119,7 +119,6 @@ class Workbench:
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.work = Work()
         self._shared_row = self.row[: self.layout.num_parameters]
-        self.is_half = self.layout.dtype != self.layout.master_dtype
         self._said: set[str] = set()
         self._components: dict[int, list[Any]] = {}
         self._look_at_module()

@@ -69,8 +69,7 @@ class RunView:
             root_device=self._fabric.device,
         )
 
-    sanity_checking = False
-    fast_dev_run = False
+    sanity_checking = fast_dev_run = False
     val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
     check_val_every_n_epoch = 1
 
@@ -89,6 +88,8 @@ class RunView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Give the part another value, as callbacks do: ``trainer.should_stop = True``."""
+        if name in _OURS:
+            raise AttributeError(f"{type(self).__name__}.{name} is read from its {_OURS[name]}, and cannot be set")
         is_of_part = name in _PART_OF and not hasattr(type(self), name)
         object.__setattr__(_PART_OF[name](self) if is_of_part else self, name, value)
 

@@ -230,6 +230,10 @@ class ParameterLayout:
                 "send; write into it (copy_, load_state_dict), or make it in __init__ or configure_model."
             )
 
+    def shared(self, rows: Tensor) -> Tensor:
+        """Return a view of the columns that methods see, (k, d), of rows (k, d + p)."""
+        return rows[:, : self.num_parameters] if self.num_kept else rows
+
     def held_part(self, trains: str) -> slice | None:
         """Return the part of a row that a training of the ``"shared"`` or ``"local"`` parameters leaves as it is."""
         held = {"local": slice(0, self.num_parameters), "shared": slice(self.num_parameters, None)}

@@ -59,7 +59,7 @@ class CohortRun:
         seed_globals(
             derive(self.bench.seed, self.asked.purpose, self.bench.round, self.cohort.ids[0]), self.user.device
         )
-        self.shared(self.w).copy_(self.asked.start)
+        self.layout.shared(self.w).copy_(self.asked.start)
         if self.layout.num_kept:
             own, kept = slice(self.layout.num_parameters, None), self.cohort.start_kept
             self.w[:, own] = self.bench.row[own] if kept is None else kept
@@ -67,10 +67,6 @@ class CohortRun:
         self.loaders = self.bench.train_loaders(self.cohort.ids)
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, self.asked.lr_scale)
-
-    def shared(self, rows: Tensor) -> Tensor:
-        """Return a view of the shared parameters' columns, (k, d), of rows (k, d + p)."""
-        return rows[:, : self.layout.num_parameters] if self.layout.num_kept else rows
 
     # a gradient
 
@@ -157,9 +153,9 @@ class CohortRun:
         """Hand the cohort what local training ended with after so many steps and batches of each client."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
         losses, records = self.counted.read(steps)
-        mean = None if gradient_sum is None else self.shared(gradient_sum) / counts.to(self.w)[:, None]
+        mean = None if gradient_sum is None else self.layout.shared(gradient_sum) / counts.to(self.w)[:, None]
         result = LocalResult(
-            w=self.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
+            w=self.layout.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
             buffers=self.layout.read_buffers().expand(num_clients, -1), counters=self.layout.read_counters(),
             steps=steps, losses=losses.tolist(), are_losses_finite=torch.isfinite(losses).tolist(),
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),

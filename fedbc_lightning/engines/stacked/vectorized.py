@@ -115,7 +115,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
     user, optimizer = bench.user, bench.optimizer
     listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
     overridden = [name for name, own in bench.overridden.items() if own]
-    name = type(optimizer.optimizer).__name__
+    name, is_half = type(optimizer.optimizer).__name__, bench.layout.dtype != bench.layout.master_dtype
     return {
         f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
         f"the module's own {', '.join(overridden)}": bool(overridden),
@@ -123,7 +123,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
         "learning-rate schedulers inside clients": bool(optimizer.schedulers),
         "a configure_optimizers that reads self.trainer": optimizer.is_made_anew,
         "buffers that training moves, such as BatchNorm's": bench.layout.has_buffers,
-        "precision other than 32-true and 64-true": bench.is_half or isinstance(user.precision, MixedPrecision),
+        "precision other than 32-true and 64-true": is_half or isinstance(user.precision, MixedPrecision),
         "accumulate_grad_batches above 1": bench.local.accumulate_grad_batches > 1,
         "hooks that transfer batches": user.has_transfer_hooks,
         "hooks on its parameters": any(map(is_hooked, user.module.parameters())),
