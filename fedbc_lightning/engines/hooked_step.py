@@ -21,9 +21,9 @@ class HookedStep(StepWay):
         self._local, self._optimizer, self._hooks = run.local, run.optimizer, run.hooks
         self._is_update = False  # whether the last step moved w
 
-    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+    def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Take one batch with hooks around it; see the base class."""
-        run, hooks, accumulate, batch = self._run, self._hooks, self._local.accumulate_grad_batches, batches[0]
+        run, hooks, accumulate, batch = self._run, self._hooks, self._local.accumulate_grad_batches, batches[start]
         size = run.start_batch(batch, batch_idx)
         if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             run.step_schedulers()

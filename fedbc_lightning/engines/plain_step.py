@@ -29,12 +29,13 @@ class StepWay(ABC):
         self._run, self._step, self._bench, self._layout = run, step, run.bench, run.layout
 
     @abstractmethod
-    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
-        """Take the steps on the first of these batches, which have one form.
+    def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
+        """Take steps on the batches that come next.
 
         Args:
-            batches: The batches that come next, at least one.
-            batch_idx: Number of the first of them in its epoch.
+            batches: Batches of one form. They are not cut apart here: there may be thousands, and each may be a step.
+            start: Place of the next one, which is there.
+            batch_idx: Number of the next one in its epoch.
 
         Returns:
             Number of batches that were taken; 0 if the next one must be taken in another way.
@@ -51,16 +52,16 @@ class MissingGradientError(Exception):
 class WrittenStep(StepWay):
     """Takes one step as the module writes it, and compares it with its replay if it is time."""
 
-    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+    def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Take one step, see the base class.
 
         Raises:
             MissingGradientError: A parameter has no gradient, so the optimizer cannot work on flat slices.
         """
-        run, layout, recorder = self._run, self._layout, self._bench.recorder
-        size = run.start_batch(batches[0], batch_idx)
+        run, layout, recorder, batch = self._run, self._layout, self._bench.recorder, batches[start]
+        size = run.start_batch(batch, batch_idx)
         is_compared = recorder.listen()
-        loss, _ = run.training_step(batches[0], batch_idx)
+        loss, _ = run.training_step(batch, batch_idx)
         # Only now, as in Lightning's loop: training_step may look at the gradients of the last step.
         layout.drop_gradients()
         if loss is not None:
@@ -84,24 +85,25 @@ class WrittenStep(StepWay):
 class ReplayedStep(StepWay):
     """Replays recorded steps, as many in a row as the recording's credit allows."""
 
-    def take(self, batches: Sequence[Any], batch_idx: int) -> int:
+    def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Replay steps, see the base class."""
         run, parameters = self._run, self._layout.parameters
         with torch.no_grad():
-            recording = self._bench.recorder.ready("single", parameters, batches[0])
+            recording = self._bench.recorder.ready("single", parameters, batches[start])
         if recording is None:
             return 0
         # A scheduler's code runs between the steps, so it finds each of them counted and logged.
-        count = 1 if run.optimizer.schedulers else min(recording.credit, len(batches))
+        count = 1 if run.optimizer.schedulers else min(recording.credit, len(batches) - start)
         if run.local.steps is not None:
             count = min(count, run.local.steps - run.num_steps)
-        size = run.size_of(batches[0], batch_idx)
-        run.collector.start_batch(batches[count - 1], size, num_batches=count)
+        replayed = batches[start : start + count]
+        size = run.size_of(replayed[0], batch_idx)
+        run.collector.start_batch(replayed[-1], size, num_batches=count)
         views, first, take_step = self._bench.grad_views, self._layout.num_grouped, self._step.take
         logged: list[Sequence[Tensor]] = []
         with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
             # What is not an operation happens once for all of these steps.
-            for batch in batches[:count]:
+            for batch in replayed:
                 check()
                 results = recording.replay(*parameters, *batch)
                 run.replayed = results[:first]

@@ -164,7 +164,7 @@ class OptimizerRun(ClientRun):
                 start, batches = 0, found
                 batches = self._on_device(found)
                 while start < len(batches):
-                    count = next(filter(None, (way.take(batches[start:], batch_idx) for way in ways)))
+                    count = next(filter(None, (way.take(batches, start, batch_idx) for way in ways)))
                     start, batch_idx = start + count, batch_idx + count
                     is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
                     if self.is_epoch_over or is_enough or self.user.shim.is_client_stopped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from fedbc_lightning.engines.step_function import StepFunction, StepOutput
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import FlatSGD, choose_loop, initial_state
 from fedbc_lightning.module.collector import ColumnCollector, reduction
-from fedbc_lightning.module.schedulers import Configured, configure
+from fedbc_lightning.module.schedulers import Configured, ScheduleState, configure
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Bytes that the matrices (K, d) of a cohort may take.
@@ -48,7 +47,7 @@ class StackedOptimizer:
 
     def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
         self._optimizer, self._parts = configured.optimizer, layout.group_parts
-        self._fresh = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        self._fresh = ScheduleState.read(self._optimizer, ())
         self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
         self._take_step: Callable[[], Any]
@@ -58,8 +57,8 @@ class StackedOptimizer:
         """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
         self._optimizer.state.clear()
         self._leaves = []
+        self._fresh.load(self._optimizer, ())
         for k, (group, parts) in enumerate(zip(self._optimizer.param_groups, self._parts, strict=True)):
-            group.update(copy.deepcopy(self._fresh[k]))
             if learning_rates is not None:
                 group["lr"] = learning_rates[k]
             if lr_scale != 1:
