@@ -132,6 +132,7 @@ class OptimizerRun(ClientRun):
         self.start_epoch(epoch)
         steps_before = self.num_steps
         self._run_batches()
+        self.bench.recorder.count_written(self.num_steps - steps_before)
         self.batches_passed += self.num_batches if self.is_epoch_over else self.collector.num_batches
         if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
             raise ConfigurationError(
@@ -158,7 +159,6 @@ class OptimizerRun(ClientRun):
         is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks
         batches: Sequence[Any] = ()
         start = batch_idx = 0
-        steps_before = self.num_steps
         try:
             for found in loader.stretches() if is_known else ([batch] for batch in loader):
                 start, batches = 0, found
@@ -174,8 +174,6 @@ class OptimizerRun(ClientRun):
         except Exception as error:
             self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
             raise
-        finally:
-            self.bench.recorder.count_written(self.num_steps - steps_before)
         if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
             self.step_schedulers()
 

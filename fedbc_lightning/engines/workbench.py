@@ -96,6 +96,7 @@ class Workbench:
         round: The current round.
         grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
         recorder: Replays steps that came often.
+        said: Lines that were logged once, see :meth:`say`.
         work: Counts clients and steps, for who shows the progress of a round.
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
@@ -119,7 +120,7 @@ class Workbench:
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.work = Work()
         self._shared_row = self.row[: self.layout.num_parameters]
-        self._said: set[str] = set()
+        self.said: set[str] = set()
         self._components: dict[int, list[Any]] = {}
         self._look_at_module()
 
@@ -173,13 +174,13 @@ class Workbench:
     def renewed(self) -> Workbench:
         """Return a workbench on the same rows that has recorded and kept nothing yet."""
         new = replace(self)
-        new._said = self._said
+        new.said = self.said
         return new
 
     def say(self, text: str) -> None:
         """Log a line once in a run; an empty text is not logged."""
-        if text and text not in self._said:
-            self._said.add(text)
+        if text and text not in self.said:
+            self.said.add(text)
             rank_zero_info(text)
 
     def start_round(self, round: int, grad_scale: float, learning_rates: list[float] | None) -> None:

@@ -83,14 +83,16 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
 def not_kept_from_evaluation_hooks(federation: Federation, *hooks: str) -> Iterator[None]:
     """Say once in a run if hooks inside this context write into the module: it is neither evaluated nor kept."""
     listening = ", ".join(filter(federation.user.hooks.listens, hooks))
-    before = federation.layout.weights() if listening else None
+    text = (
+        f"model: {listening} wrote into weights or buffers: that is neither evaluated nor kept, because an evaluation "
+        "measures the models that server and clients have. To change the global model, write into it in "
+        "on_round_end (said once)."
+    )
+    # Copies and a comparison of all weights, for which a GPU waits, are made until there is nothing left to say.
+    before = federation.layout.weights() if listening and text not in federation.bench.said else None
     yield
     if before is not None and federation.layout.weights().differ_from(before):
-        federation.bench.say(
-            f"model: {listening} wrote into weights or buffers: that is neither evaluated nor kept, because an "
-            "evaluation measures the models that server and clients have. To change the global model, write into it in "
-            "on_round_end (said once)."
-        )
+        federation.bench.say(text)
 
 
 def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
