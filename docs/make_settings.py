@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
+# Below that line, because the scripts beside this one are found by it alone, also where a test imports this one.
 from class_docs import Parameter, read_docstring, read_parameters  # noqa: E402
 from make_algorithms import anchor, families, first_line, inline  # noqa: E402
 
