@@ -164,8 +164,8 @@ class MemoryRows(RowStorage):
 
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, d), committed or staged."""
-        rows = torch.stack([self._find(name, client, staged=staged) for client in clients])
-        return rows.to(self.starts[name].dtype)
+        rows = [self._find(name, client, staged=staged) for client in clients]
+        return (torch.stack(rows) if rows else self.starts[name][None][:0]).to(self.starts[name].dtype)
 
     def commit(self) -> None:
         """Make the staged rows the current ones."""

@@ -47,7 +47,7 @@ NUM_TRIALS = 3
 COMPARE_EVERY, COMPARE_RARELY = 64, 1024
 # Number of good comparisons of one recording after which its step is compared rarely.
 NUM_OFTEN = 10
-# benchmarks/engines.py in CPU seconds, recorded over as written: W1 1.44, W2 1.31, W4 1.39.
+# benchmarks/engines.py in CPU seconds, recorded over as written: W1 1.67, W2 1.24, W4 1.24 (two runs).
 # Seconds of a step below which a line says what a promise would save.
 SHORT_STEP = 1e-3
 # Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes.
@@ -148,7 +148,7 @@ class StepRecorder:
                 f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much is "
                 "Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at no "
                 "value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: true. "
-                "Steps are then recorded and replayed: the same numbers, and for small models 1.3 to 1.4 times as fast."
+                "Steps are then recorded and replayed: the same numbers, and for small models 1.2 to 1.7 times as fast."
             )
 
     def start_round(self, round: int) -> None:
