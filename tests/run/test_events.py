@@ -21,7 +21,8 @@ def fit(folder: Path, rounds: int, ckpt_path: str | None = None, **options):
 
 
 def rounds_of(events: EventAccumulator, tag: str = HISTOGRAM) -> list[int]:
-    return [event.step for event in events.Histograms(tag)]
+    # Sorted, since the names of two files of one second need not be in the order in which they were written.
+    return sorted(event.step for event in events.Histograms(tag))
 
 
 @pytest.mark.parametrize(

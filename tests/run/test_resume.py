@@ -43,10 +43,10 @@ def same_run(left: Path, right: Path) -> None:
 
 
 def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows of one curve."""
+    """What TensorBoard shows of one curve, sorted: names of files of one second may be in another order than the files."""
     events = EventAccumulator(str(run))
     events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
+    return sorted((event.step, event.value) for event in events.Scalars(tag))
 
 
 def test_sigkill_at_random_moments_changes_nothing(tmp_path):
