@@ -134,6 +134,14 @@ def listens_to_steps(optimizer: torch.optim.Optimizer) -> bool:
     )  # fmt: skip
 
 
+def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Let schedulers take it that an optimizer has stepped, for they warn of one that never did.
+
+    Read in torch 2.8 and 2.15. Without it, schedulers warn in methods that take steps of their own.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 # Operations
 
 UNSAFE_VIEW = aten._unsafe_view.default

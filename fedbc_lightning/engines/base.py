@@ -43,7 +43,7 @@ class BaseEngine(ABC):
         self.is_plain_sgd = bench.optimizer.is_plain_sgd and not bench.changes_gradients
         is_mixed = isinstance(bench.user.precision, MixedPrecision)
         self.has_full_precision = bench.layout.dtype.itemsize >= 4 and not is_mixed
-        self.has_schedulers, self.has_solver = bool(bench.optimizer.schedulers), False
+        self.has_schedulers, self.has_solver = bench.optimizer.has_schedulers, False
         self.component_shares = bench.datamodule.batch_shares
 
     @property

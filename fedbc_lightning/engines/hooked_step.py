@@ -20,6 +20,7 @@ class HookedStep(StepWay):
         super().__init__(run, step)
         self._local, self._optimizer, self._hooks = run.local, run.optimizer, run.hooks
         self._is_update = False  # whether the last step moved w
+        self._with_graph: dict[int, Tensor] = {}  # gradients of backward(create_graph=True), by their parameter's place
 
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Take one batch with hooks around it; see the base class."""
@@ -70,7 +71,7 @@ class HookedStep(StepWay):
         self._layout.drop_gradients()
 
     def _take_step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
-        """Take one step; the loss and its gradient are computed inside a closure if the optimizer wants one.
+        """Take one step; as in Lightning, the loss and its gradient are computed inside the closure of the step.
 
         Args:
             batch_idx: Number of the batch in its epoch.
@@ -90,13 +91,11 @@ class HookedStep(StepWay):
 
         if self._bench.overridden["optimizer_step"]:
             module.optimizer_step(self._run.current_epoch, batch_idx, optimizer, closure)
-        elif self._optimizer.needs_closure:
-            optimizer.step(closure)  # type: ignore[arg-type]
+        elif self._bench.scaler is None:
+            optimizer.step(closure=closure)  # type: ignore[arg-type]
         else:
             closure()
-            if self._bench.scaler is None:
-                optimizer.step()
-            elif self._is_update:
+            if self._is_update:
                 self._step_scaled(self._bench.scaler)
         self._step.end(is_update=self._is_update)
 
@@ -111,12 +110,15 @@ class HookedStep(StepWay):
     def _prepare_gradient(self) -> None:
         """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
         bench, layout, grad = self._bench, self._layout, self._bench.grad
-        grad[layout.num_optimized :].zero_()
         missing: list[int] = []
-        if not self._optimizer.is_flat:
-            missing = layout.collect_gradients(grad)
-        elif not layout.gather_gradients(grad[: layout.num_optimized]):
-            raise MissingGradientError
+        with torch.no_grad():
+            grad[layout.num_optimized :].zero_()
+            if not self._optimizer.is_flat:
+                found = enumerate(parameter.grad for parameter in layout.parameters[: layout.num_grouped])
+                self._with_graph = {k: each for k, each in found if each is not None and each.requires_grad}
+                missing = layout.collect_gradients(grad)
+            elif not layout.gather_gradients(grad[: layout.num_optimized]):
+                raise MissingGradientError
         self._optimizer.show_gradient()
         if bench.scaler is not None:
             self._expose(missing)
@@ -132,16 +134,22 @@ class HookedStep(StepWay):
             self._expose(missing)
         if self._hooks.listens("on_before_optimizer_step"):
             self._hooks.call("on_before_optimizer_step", self._optimizer.optimizer)
-            layout.collect_gradients(grad)
+            with torch.no_grad():
+                layout.collect_gradients(grad)
         if bench.overridden["configure_gradient_clipping"]:
             self._clip_by_module()
         else:
             self._step.clip()
+        if self._with_graph:
+            self._expose(missing)
 
     def _expose(self, missing: list[int]) -> None:
+        parameters = self._layout.parameters
         self._layout.expose_gradients(self._bench.grad)
         for index in missing:
-            self._layout.parameters[index].grad = None
+            parameters[index].grad = None
+        for index, gradient in self._with_graph.items():  # the row's values, through which one may differentiate again
+            parameters[index].grad = parameters[index].grad + (gradient - gradient.detach())  # type: ignore[operator]
 
     def _clip_by_module(self) -> None:
         """Call the user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
@@ -163,4 +171,5 @@ class HookedStep(StepWay):
             )
         finally:
             del module.__dict__["clip_gradients"]
-        self._layout.collect_gradients(self._bench.grad)
+        with torch.no_grad():
+            self._layout.collect_gradients(self._bench.grad)

@@ -93,7 +93,7 @@ class ReplayedStep(StepWay):
         if recording is None:
             return 0
         # A scheduler's code runs between the steps, so it finds each of them counted and logged.
-        count = 1 if run.optimizer.schedulers else min(recording.credit, len(batches) - start)
+        count = 1 if run.optimizer.has_schedulers else min(recording.credit, len(batches) - start)
         if run.local.steps is not None:
             count = min(count, run.local.steps - run.num_steps)
         replayed = batches[start : start + count]

@@ -97,7 +97,8 @@ class OptimizerRun(ClientRun):
 
     def _train(self, k: int) -> None:
         bench, optimizer, step = self.bench, self.optimizer, self.step
-        self._is_plain = bench.takes_plain_steps and self._contrast is None
+        # A hook on steps finds the gradient of the step before: the loss is computed inside of the step.
+        self._is_plain = bench.takes_plain_steps and self._contrast is None and not optimizer.has_step_hooks
         if bench.scaler is not None:
             # The server's scale, so that no client depends on who was trained before it.
             bench.scaler.load_state_dict({**bench.scaler.state_dict(), "scale": bench.grad_scale, "_growth_tracker": 0})

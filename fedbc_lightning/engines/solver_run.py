@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_torch import count_as_stepped
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import Training
@@ -169,7 +170,7 @@ class SolverRun(ClientRun, SolverSteps):
         solver: Any = self.asked.solver
         self.begin(k)
         self.w = self.bench.row.to(self.layout.master_dtype, copy=True)[None]
-        self._quiet_schedulers()
+        count_as_stepped(self.optimizer.optimizer)  # torch's schedulers warn of one that never stepped
         solver.begin(self)
         for _ in range(solver.num_steps(self)):
             solver.step(self)
@@ -271,13 +272,6 @@ class SolverRun(ClientRun, SolverSteps):
         """Call what belongs after the last batch of an epoch."""
         self.step_schedulers()
         super().end_epoch()
-
-    def _quiet_schedulers(self) -> None:
-        """Let the user's optimizer take a step without gradients: torch's schedulers warn of one that never stepped."""
-        if self.optimizer.schedulers and not self.optimizer.needs_closure:
-            self.layout.drop_gradients()
-            self.optimizer.show_gradient(False)
-            self.optimizer.optimizer.step()
 
 
 def weight_decay_terms(bench: Workbench) -> list[Term]:

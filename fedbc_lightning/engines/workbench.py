@@ -21,7 +21,7 @@ from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.module.mistakes import refuse_loss
-from fedbc_lightning.module.schedulers import Configured
+from fedbc_lightning.module.schedulers import Configured, needs_closure
 from fedbc_lightning.state.layout import ParameterLayout
 
 
@@ -136,7 +136,7 @@ class Workbench:
             name: overrides(user.module, name, LightningModule)
             for name in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
         }
-        if self.scaler is not None and (self.optimizer.needs_closure or self.overridden["optimizer_step"]):
+        if self.scaler is not None and (needs_closure(self.optimizer.optimizer) or self.overridden["optimizer_step"]):
             raise ConfigurationError(
                 "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
@@ -216,7 +216,7 @@ class Workbench:
         """Whether local training runs no code of the user's but ``training_step``, so all of it may be replayed."""
         optimizer = self.optimizer
         return self.takes_plain_steps and not (
-            self.has_client_hooks or self.user.has_transfer_hooks or optimizer.schedulers or optimizer.is_made_anew
+            self.has_client_hooks or self.user.has_transfer_hooks or optimizer.has_schedulers or optimizer.is_made_anew
             or optimizer.has_step_hooks
         )  # fmt: skip
 

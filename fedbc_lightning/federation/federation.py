@@ -98,14 +98,13 @@ class Federation:
         self.local, self.channel = self.participation.local, channel
         self._num_samples = datamodule.num_samples("train")
         self._show_largest_client()
-        # One optimizer belongs to the schedulers that step once per round, another to the clients.
-        first = schedulers.configure(user)
-        self.schedule = schedulers.RoundSchedulers(first.optimizer, first.round_schedulers)
+        # The clients get the optimizer itself; the schedulers that step once per round get a copy.
+        configured, seed = schedulers.configure(user), self.participation.seed
+        self.schedule = schedulers.RoundSchedulers(configured.copied())
         if self.local.schedule_rounds is not None:
             limits = self.local.limits(self.participation.most_batches)
-            schedulers.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
+            schedulers.check_schedules(user, configured, limits["max_epochs"], limits["estimated_stepping_batches"])
         kept = kept_names(user.module, local_parameters, buffers)
-        configured, seed = schedulers.configure(user), self.participation.seed
         self.bench = Workbench.of_module(user, configured, self.local, datamodule, seed, kept)
         self.layout = self.bench.layout
         if kept:

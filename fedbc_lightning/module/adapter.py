@@ -27,6 +27,7 @@ from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, plain_name
 from fedbc_lightning.module.hooks import Hooks
+from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.mistakes import locate_step
 from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
@@ -138,6 +139,7 @@ class UserModule:
         self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
+        self._kept_optimizers: KeptState | None = None
         self.place = ""
         self._modes = [(m, m.training) for m in module.modules()]
         self.takes_index = {
@@ -158,6 +160,12 @@ class UserModule:
         for buffer, initial in self.scratch:
             buffer.copy_(initial)
 
+    def renew_optimizers(self) -> None:
+        """Put optimizers and schedulers that the module keeps as attributes back, as they were when this began."""
+        if self._kept_optimizers is None:
+            self._kept_optimizers = KeptState(kept_by(self.module), self.module)
+        self._kept_optimizers.restore()
+
     # attach and detach
 
     def attach(self) -> None:
@@ -174,6 +182,7 @@ class UserModule:
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
+        self.renew_optimizers()
         for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
             metric.distributed_available_fn = available
         for child in self.module.modules():

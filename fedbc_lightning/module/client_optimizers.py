@@ -1,7 +1,8 @@
 """Gives each client the optimizer and schedulers that the user's ``configure_optimizers`` returns.
 
-They are made once and reset for each client where that is exact, and made anew for each client otherwise. Optimizers
-that treat every element alike work on flat slices of the parameter row.
+They are made once, and reset for each client to what was returned; a ``configure_optimizers`` that reads
+``self.trainer`` is called again for each. Optimizers that treat every element alike work on flat slices of the
+parameter row.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -21,7 +23,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure, needs_closure
+from fedbc_lightning.module.kept_optimizers import KeptState
+from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster
@@ -44,6 +47,9 @@ class LocalOptimizer:
         row: Row (d + p,) whose views are the parameters.
         grad: Row (d + p,) of the gradient.
         configured: Result of the first call of ``configure_optimizers``, made with the module's own parameters.
+
+    Attributes:
+        has_schedulers: Whether there are schedulers, returned or stepped by the module itself.
     """
 
     def __init__(
@@ -55,7 +61,6 @@ class LocalOptimizer:
         # A module that zeroes or steps itself may handle gradients: it finds its own parameters in the optimizer.
         own = any(overrides(user.module, name, LightningModule) for name in ("optimizer_zero_grad", "optimizer_step"))
         self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
-        self.needs_closure = needs_closure(configured.optimizer)
         self.learning_rates: list[float] | None = None
         self._fast_forward = FastForward()
         self._take(configured)
@@ -85,7 +90,8 @@ class LocalOptimizer:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
         self._fast_forward = FastForward()  # the kept states belong to flat groups
-        self._take(configure(self._user))
+        self.configured.state.restore()
+        self._take(self.configured)
 
     def plain_step(self) -> Callable[[], Any]:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.
@@ -97,7 +103,7 @@ class LocalOptimizer:
         for leaf, grad in self._leaves:
             if leaf.grad is not grad:
                 leaf.grad = grad
-        if self.schedulers or self.has_step_hooks:
+        if self.has_schedulers or self.has_step_hooks:
             return self.optimizer.step
         return self._bare_step if self._flat_sgd is None else self._flat_sgd.step
 
@@ -120,12 +126,13 @@ class LocalOptimizer:
             steps: Number of steps of earlier rounds, for schedulers of interval ``step``.
         """
         # A new optimizer for each client would cost more than the steps of a small model, so one is reset in place.
-        # That is exact where all of its state lies in groups and state_dict, which only torch's own classes promise.
         if self.is_made_anew:
             self._take(configure(self._user))
+        elif isinstance(self._fresh, KeptState):
+            self._fresh.restore()
         else:
             self.optimizer.state.clear()
-            self._fresh.load(self.optimizer, self.schedulers)
+            self._fresh.load(self.optimizer, self._all_schedulers)
             self.optimizer.state.update(initial_state(self.optimizer))
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
@@ -148,10 +155,11 @@ class LocalOptimizer:
             self.reset()
 
     def _take(self, configured: Configured) -> None:
+        self.configured = configured
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
-        # Only torch's own classes are known to keep all of their state in groups and state_dict.
-        parts = [self.optimizer, *(config.scheduler for config in self.schedulers)]
-        self.is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
+        self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.by_hand)]
+        self.has_schedulers = bool(self._all_schedulers)
+        self.is_made_anew = bool(configured.reads)
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare
@@ -169,7 +177,13 @@ class LocalOptimizer:
             self.optimizer.state.update(initial_state(self.optimizer))
             if type(self.optimizer) is SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
-        self._fresh = ScheduleState.read(self.optimizer, self.schedulers)
+        # Only torch's own classes keep all of their state in groups and state_dict, which is sooner reset.
+        is_of_torch = all(type(part).__module__.startswith("torch.") for part in configured.parts)
+        self._fresh: ScheduleState | KeptState = (
+            ScheduleState.read(self.optimizer, self._all_schedulers)
+            if is_of_torch
+            else KeptState(configured.parts, self._user.module)
+        )
         self._user.shim.set_optimizer(self.optimizer, self.schedulers)
 
     # schedulers

@@ -11,7 +11,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
+from fedbc_lightning.module.kept_optimizers import KeptState, is_scheduler, kept_by, unwrapped, with_parts
 from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
 from fedbc_lightning.state.cohort import Cohort, Taken
 
@@ -53,13 +54,37 @@ class Configured:
         schedulers: The schedulers of interval ``step`` or ``epoch``, which are stepped inside a client.
         round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
             steps them.
-        reads_trainer: Whether the call read ``self.trainer``, so that it must be repeated for every client.
+        reads: Names of ``self.trainer`` that the call has read; if there are any, it is repeated for every client.
+        parts: All optimizers and schedulers that belong together: also those that are held by others, and schedulers
+            that the module keeps and steps by itself.
+        state: The state of all parts when they were returned.
     """
 
     optimizer: Optimizer
     schedulers: list[LRSchedulerConfig]
     round_schedulers: list[LRSchedulerConfig]
-    reads_trainer: bool
+    reads: frozenset[str]
+    parts: list[Any]
+    state: KeptState
+
+    @property
+    def by_hand(self) -> list[Any]:
+        """The schedulers that the module keeps without returning them."""
+        returned = with_parts([config.scheduler for config in (*self.schedulers, *self.round_schedulers)])
+        return [each for each in self.parts if is_scheduler(each) and not any(each is known for known in returned)]
+
+    def copied(self) -> Configured:
+        """Return copies of all parts as they were returned, for whatever may not move the module's own."""
+        copies = self.state.copies()
+
+        def of(configs: Sequence[LRSchedulerConfig]) -> list[LRSchedulerConfig]:
+            return [replace(config, scheduler=copies[id(config.scheduler)]) for config in configs]
+
+        parts = list(copies.values())
+        return Configured(
+            copies[id(self.optimizer)], of(self.schedulers), of(self.round_schedulers), self.reads, parts,
+            KeptState(parts, self.state.module),
+        )  # fmt: skip
 
 
 def configure(user: UserModule) -> Configured:
@@ -69,11 +94,13 @@ def configure(user: UserModule) -> Configured:
         ConfigurationError: It returns no optimizer, several, or a form that Lightning does not know either.
     """
     user.shim.reads.clear()
+    user.renew_optimizers()
+    module = user.module
     try:
-        returned = user.module.configure_optimizers()
+        returned = module.configure_optimizers()
     except ValueError as error:  # torch refuses a learning rate, a momentum, ...
         raise ConfigurationError(f"model: configure_optimizers failed: {error}.") from error
-    reads_trainer = bool(user.shim.reads)
+    reads = frozenset(user.shim.reads)
     try:
         optimizers, schedulers, monitor = ([], [], None) if returned is None else read_optimizers(returned)
         round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
@@ -84,25 +111,35 @@ def configure(user: UserModule) -> Configured:
         raise ConfigurationError(f"model: {error}") from None
     if len(optimizers) != 1:
         raise ConfigurationError(f"model: configure_optimizers returned {len(optimizers)} optimizers; return one.")
-    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
+    optimizer = unwrapped(optimizers[0])
+    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizer).__mro__):
         raise ConfigurationError(
-            f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
+            f"model: Opacus' {type(optimizer).__name__} makes a gradient of its own inside step(), which neither a "
             "method's terms nor clipping reach; return its original_optimizer."
         )
-    own = set(user.module.parameters())
-    if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
+    if not {"closure", "kwargs"} & inspect.signature(optimizer.step).parameters.keys():
+        raise ConfigurationError(
+            f"model: step of {type(optimizer).__name__} takes no closure, with which Lightning calls it; let it take "
+            "closure=None, and call that first."
+        )
+    own = set(module.parameters())
+    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
         raise ConfigurationError("model: configure_optimizers returned parameters that are not the module's.")
     # A plateau scheduler of interval epoch that monitors what only the evaluation after a round logs is the server's.
     on_plateau = [config for config in configs if config.interval == "epoch" and config.reduce_on_plateau]
     of_rounds = [config for config in on_plateau if is_of_evaluation(config.monitor or "")]
     at_server += of_rounds
     configs = [config for config in configs if config not in of_rounds]
-    if at_server and (configs or needs_closure(optimizers[0])):
+    if at_server and configs:
         raise ConfigurationError(
             "model: a scheduler of interval 'round', or one that monitors what evaluation logs, cannot be combined "
-            "with one that is stepped inside clients, nor with an optimizer that needs a closure (LBFGS)."
+            "with one that is stepped inside clients."
         )
-    return Configured(optimizers[0], configs, at_server, reads_trainer)
+    parts = with_parts([optimizer, *(config.scheduler for config in (*configs, *at_server))])
+    there = set(map(id, parts))
+    by_hand = [each for each in kept_by(module) if id(getattr(each, "optimizer", None)) in there]
+    parts += [each for each in with_parts(by_hand) if id(each) not in there]
+    return Configured(optimizer, configs, at_server, reads, parts, KeptState(parts, module))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -131,6 +168,8 @@ class ScheduleState(NamedTuple):
     def load(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
         """Write the state into another optimizer and its schedulers, which were made alike."""
         for group, values in zip(optimizer.param_groups, self.groups, strict=True):
+            for name in group.keys() - values.keys() - {"params"} if len(group) > len(values) + 1 else ():
+                del group[name]  # such as the initial_lr of a scheduler that a hook has made
             # Nearly all are numbers. To copy these, too, took a tenth of the time of a client of one step.
             group.update({name: v if type(v) in NUMBERS else copy.deepcopy(v) for name, v in values.items()})
         for config, values in zip(configs, self.schedulers, strict=True):
@@ -177,12 +216,11 @@ class RoundSchedulers:
     """Holds the schedulers of the server, whose learning rates are those with which the clients of a round start.
 
     Args:
-        optimizer: The optimizer that they were made for; no client uses it.
-        configs: Schedulers of interval ``round``, and those that monitor what evaluation logs.
+        configured: A copy of what ``configure_optimizers`` returned; no client uses it.
     """
 
-    def __init__(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
-        self._optimizer, self._configs = optimizer, configs
+    def __init__(self, configured: Configured) -> None:
+        self._optimizer, self._configs = configured.optimizer, configured.round_schedulers
 
     @property
     def monitored(self) -> list[str]:
@@ -218,19 +256,17 @@ class RoundSchedulers:
         """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
         self.check(metrics)
         # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
-        # clients.
-        for config in self._configs:
-            self._optimizer.zero_grad()
-            self._optimizer.step()  # without gradients it changes nothing, but schedulers warn if it never ran
-            if round % config.frequency:
-                continue
-            scheduler: Any = config.scheduler
-            if not config.reduce_on_plateau:
-                scheduler.step()
-                continue
-            name = name_in_log(config.monitor or "", metrics)
-            if name in metrics:
-                scheduler.step(metrics[name])
+        # clients. Schedulers warn of an optimizer that has not stepped.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*optimizer.step", UserWarning)
+            for config in self._configs:
+                scheduler: Any = config.scheduler
+                if round % config.frequency:
+                    continue
+                if not config.reduce_on_plateau:
+                    scheduler.step()
+                elif (name := name_in_log(config.monitor or "", metrics)) in metrics:
+                    scheduler.step(metrics[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the schedulers and the learning rates."""
@@ -264,31 +300,34 @@ def end(cohort: Cohort) -> None:
         cohort.stage(STEPS, torch.tensor([taken.steps for taken in cohort.taken_after], dtype=torch.float64))
 
 
-def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
-    """Refuse schedulers that cannot be moved to a number of epochs or steps.
+def check_schedules(user: UserModule, configured: Configured, max_epochs: int, max_steps: int) -> None:
+    """Refuse schedulers that cannot be moved to a number of epochs or steps; copies of them are moved.
 
     Args:
         user: The user's module.
+        configured: What its ``configure_optimizers`` returned.
         max_epochs: Largest number of local epochs of a client in the whole run.
         max_steps: Largest number of local steps of a client in the whole run.
 
     Raises:
         ConfigurationError: A scheduler cannot be moved; the message has the reason.
     """
-    configured, other = configure(user), configure(user)
-    if not configured.schedulers:
+    configs, reads = configured.schedulers, sorted(configured.reads & {"current_epoch", "global_step"})
+    by_hand = [type(each).__name__ for each in configured.by_hand]
+    if not configs and not by_hand:
         return
-    configs, reads = configured.schedulers, sorted(user.shim.reads & {"current_epoch", "global_step"})
-    total = max_epochs if configs[0].interval == "epoch" else max_steps
+    total = max_epochs if configs and configs[0].interval == "epoch" else max_steps
     problem: str | None
-    if overrides(user.module, "lr_scheduler_step", LightningModule):
+    if by_hand:
+        problem = f"{by_hand[0]} is kept by the module and stepped by itself, which nobody counts"
+    elif overrides(user.module, "lr_scheduler_step", LightningModule):
         problem = "the module's own lr_scheduler_step may depend on more than their count"
     elif len({c.interval for c in configs}) > 1 or any(c.interval == "step" and c.frequency > 1 for c in configs):
         problem = "both intervals at once, or a frequency above 1 of interval step, need more than one count"
     elif reads:
         problem = f"configure_optimizers or a scheduler reads self.trainer.{reads[0]}, which would count twice"
     else:
-        problem = _problem_of_steps(configured, other, user, total)
+        problem = _problem_of_steps(configured.copied(), configured.copied(), user, total)
     if problem is not None:
         raise ConfigurationError(
             f"trainer.local_schedules: continue cannot carry the model's schedulers from round to round: {problem}; "

@@ -123,6 +123,13 @@ def test_step_hooks_are_found(kind):
     assert private_torch.listens_to_steps(optimizer), gone(f"_optimizer_step_{kind}_hooks")
 
 
+def test_an_optimizer_counts_as_stepped():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    private_torch.count_as_stepped(optimizer)
+    scheduler.step()  # every warning is an error
+
+
 # torch: operations and modes
 
 

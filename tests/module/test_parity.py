@@ -60,15 +60,17 @@ def federated(tmp_path: Path, module: LightningModule, data: Any, algorithm: Any
     return trainer
 
 
-def plain(tmp_path: Path, module: LightningModule, data: UserData, round: int = 1, **options: Any) -> lightning.Trainer:
-    """Fit with lightning.Trainer over client 0's loader of a round, leaving its advice about workers aside."""
+def plain(
+    tmp_path: Path, module: LightningModule, data: UserData, round: int = 1, client: int = 0, **options: Any
+) -> lightning.Trainer:
+    """Fit with lightning.Trainer over a client's loader of a round, leaving its advice about workers aside."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = {"max_epochs": EPOCHS, "devices": 1, "enable_model_summary": False}
         trainer = lightning.Trainer(default_root_dir=tmp_path / "plain", **QUIET | settings | options)
         data.prepare_data()
         data.setup("fit")
-        trainer.fit(module, train_dataloaders=data.client_train_dataloader(client=0, round=round, seed=0))
+        trainer.fit(module, train_dataloaders=data.client_train_dataloader(client=client, round=round, seed=0))
     return trainer
 
 

@@ -23,7 +23,7 @@ from fedbc_lightning.engines.step_function import StepFunction, StepOutput
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import FlatSGD, choose_loop, initial_state
 from fedbc_lightning.module.collector import ColumnCollector, reduction
-from fedbc_lightning.module.schedulers import Configured, ScheduleState, configure
+from fedbc_lightning.module.schedulers import Configured, ScheduleState
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Bytes that the matrices (K, d) of a cohort may take.
@@ -41,7 +41,7 @@ class StackedOptimizer:
     have taken the same number of steps so far, which Adam's bias correction relies on.
 
     Args:
-        configured: What a call of the user's ``configure_optimizers`` returned.
+        configured: A copy of what ``configure_optimizers`` returned.
         layout: The layout of the parameters.
     """
 
@@ -117,7 +117,7 @@ class StackedBench:
 
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
-        self.optimizer = StackedOptimizer(configure(bench.user), bench.layout)
+        self.optimizer = StackedOptimizer(bench.optimizer.configured.copied(), bench.layout)
         self.draws_random_numbers = False
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
         self._checked: set[tuple] = set()

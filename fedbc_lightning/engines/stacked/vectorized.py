@@ -120,7 +120,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
         f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
         f"the module's own {', '.join(overridden)}": bool(overridden),
         f"the optimizer {name}, which is not elementwise": not optimizer.is_flat,
-        "learning-rate schedulers inside clients": bool(optimizer.schedulers),
+        "learning-rate schedulers inside clients": optimizer.has_schedulers,
         "a configure_optimizers that reads self.trainer": optimizer.is_made_anew,
         "buffers that training moves, such as BatchNorm's": bench.layout.has_buffers,
         "precision other than 32-true and 64-true": is_half or isinstance(user.precision, MixedPrecision),
