@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FederatedAlgorithm, FedProx
     from fedbc_lightning.core.errors import ConfigurationError
-    from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
+    from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, SitesDataModule
     from fedbc_lightning.federation.coding import Codecs
     from fedbc_lightning.federation.participation import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.federation.privacy import Privacy
@@ -39,6 +39,7 @@ _HOMES = {
     "PartitionedDataModule": "data",
     "PoissonSampler": "federation.participation",
     "Privacy": "federation.privacy",
+    "SitesDataModule": "data",
     "System": "federation.system",
     "UniformSampler": "federation.participation",
     "recordable": "core.recordable",
@@ -61,6 +62,7 @@ __all__ = [
     "PartitionedDataModule",
     "PoissonSampler",
     "Privacy",
+    "SitesDataModule",
     "System",
     "UniformSampler",
     "__version__",

@@ -479,8 +479,14 @@ def check_dataset(dataset: Any, where: str) -> None:
         where: Where it comes from, such as the method and its argument, with which the message begins.
 
     Raises:
-        ConfigurationError: It is a DataLoader, a tuple such as ``(inputs, targets)``, or has no length or no items.
+        ConfigurationError: It is a DataLoader, a tuple such as ``(inputs, targets)``, several data sets, or has no
+            length or no items.
     """
+    if isinstance(dataset, (list, tuple)) and any(isinstance(each, (Dataset, DataLoader)) for each in dataset):
+        raise ConfigurationError(
+            f"{where} {type(dataset).__name__} of data sets; where each client has one, give the list to "
+            "fedbc_lightning.SitesDataModule; else join them, torch.utils.data.ConcatDataset(...)"
+        )
     is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
     if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
         raise ConfigurationError(

@@ -181,10 +181,7 @@ class PartitionedDataModule(IndexedDataModule):
             if split == "test":
                 # Many modules make their test data for this stage alone.
                 data.setup("test")
-            loader = getattr(data, f"{split}_dataloader")()
-            # Lightning takes a list of loaders, too, of which one is the same as the loader itself.
-            if isinstance(loader, (list, tuple)) and len(loader) <= 1:
-                loader = loader[0] if loader else None
+            loader = only_loader(getattr(data, f"{split}_dataloader")())
             if loader is not None:
                 self._shared[split] = check_loader(loader, f"{type(data).__name__}.{split}_dataloader")
         if not self.pool and "val" in self._shared:
@@ -246,6 +243,13 @@ def read_labels(dataset: Dataset) -> np.ndarray | None:
                 return None
             labels.append(label)
     return as_classes(labels, len(labels))
+
+
+def only_loader(loader: Any) -> Any:
+    """Return the loader of a list of one, which Lightning takes for the loader itself, and None for an empty list."""
+    if isinstance(loader, (list, tuple)) and len(loader) <= 1:
+        return loader[0] if loader else None
+    return loader
 
 
 def check_loader(loader: Any, name: str, *, is_training: bool = False) -> DataLoader:

@@ -75,8 +75,8 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
         own = "" if not overrides(model, "train_dataloader", DataHooks) else f" of {type(model).__name__}"
         raise ConfigurationError(
             f"data: {_found(datamodule)}; give a FederatedDataModule. Any other data module, or the data set behind a "
-            f"train_dataloader{own}, gets clients by fedbc_lightning.PartitionedDataModule(data, partitioner). "
-            f"{_ORDER}"
+            f"train_dataloader{own}, gets clients by fedbc_lightning.PartitionedDataModule(data, partitioner), and "
+            f"one data set per client by fedbc_lightning.SitesDataModule([...]). {_ORDER}"
         )
     if not hasattr(datamodule, "loader_options"):
         name = type(datamodule).__name__

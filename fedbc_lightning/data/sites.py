@@ -1,0 +1,206 @@
+"""Data module of clients that have data sets of their own, such as hospitals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.core.hooks import DataHooks
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
+from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule, check_dataset
+from fedbc_lightning.data.datasets import labels_of, num_items, take
+from fedbc_lightning.data.splits import train_test_split
+from fedbc_lightning.data.wrapper import check_loader, loader_options, only_loader
+
+
+class SitesDataModule(FederatedDataModule):
+    """One data set per client, as hospitals, devices or domains have them.
+
+    A site is a map-style Dataset, or a LightningDataModule, whose loaders give training, validation and test data.
+
+    Args:
+        train: Training data of each client.
+        test: Test data of each client, None where a client has none; without this list they are those of the sites'
+            LightningDataModules, or ``test_fraction`` of the training data.
+        val: Validation data of each client, in the same way; without this list ``val_fraction`` cuts them.
+        names: Name of each client; None if they have no names.
+        test_fraction: Fraction of each client's training samples that are its test data, in [0, 1); stratified by class
+            where labels are known. It is for data without test data of their own.
+        batch_size: Number of samples per training batch; None is that of the sites' loaders, or 32.
+        eval_batch_size: Number of samples per evaluation batch; None is that of the sites' loaders, or 512.
+        **kwargs: Further arguments of :class:`~fedbc_lightning.data.FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: The lists have different lengths, a site's data cannot be used, or sites' loaders differ in
+            how they make batches.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> sizes = {"Bern": 20, "Oslo": 30}
+        >>> data = SitesDataModule([TensorDataset(torch.randn(n, 3)) for n in sizes.values()], names=list(sizes))
+        >>> data.setup()
+        >>> data.client_names, data.num_samples("train").tolist()
+        (['Bern', 'Oslo'], [20, 30])
+    """
+
+    def __init__(
+        self,
+        train: Sequence[AnyDataModule | Dataset],
+        test: Sequence[AnyDataModule | Dataset | None] | None = None,
+        val: Sequence[AnyDataModule | Dataset | None] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        test_fraction: Annotated[float, SHARE] = 0.0,
+        batch_size: Annotated[int, at_least(1)] | None = None,
+        eval_batch_size: Annotated[int, at_least(1)] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_arguments(SitesDataModule, locals(), "data")
+        super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
+        self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
+        self._given = {"train": train, "test": test, "val": val}
+        self._given_batch_sizes = batch_size, eval_batch_size
+        self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
+        self._sites: list[dict[str, Dataset | None]] | None = None
+        for name, listed in {"test": test, "val": val, "names": names}.items():
+            if listed is not None and len(listed) != len(train):
+                raise ConfigurationError(
+                    f"data.{name}: {len(listed)} entries for {len(train)} sites; give one for each"
+                )
+        if names is not None and len(set(names)) < len(names):
+            raise ConfigurationError("data.names: a name is given twice; give each site its own")
+        if test_fraction and test is not None:
+            raise ConfigurationError("data.test_fraction: the sites have data.test; leave one of the two out")
+        for module in self._modules():
+            hook = next((name for name in TRANSFER_HOOKS if overrides(module, name, DataHooks)), None)
+            if hook is not None:
+                raise ConfigurationError(
+                    f"data: {type(module).__name__} has {hook}, which would see batches of all sites; define it in the "
+                    "LightningModule"
+                )
+
+    def _modules(self) -> list[LightningDataModule]:
+        listed = [site for sites in self._given.values() for site in sites or () if isinstance(site, AnyDataModule)]
+        return list({id(module): module for module in listed}.values())
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """The argument ``names``."""
+        return None if self._names is None else [str(name) for name in self._names]
+
+    def prepare_data(self) -> None:
+        """Call ``prepare_data`` of the sites' data modules."""
+        for module in self._modules():
+            module.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Set up the sites' data modules and ask them for their loaders; further calls, for any stage, do nothing."""
+        if self._sites is not None:
+            return
+        for module in self._modules():
+            module.trainer = self.trainer  # as under lightning.Trainer: setup may read it
+            module.setup("fit")
+        self._restore_state()
+        sites: list[dict[str, Dataset | None]] = [{} for _ in range(self.num_clients)]
+        for split in SPLITS:  # the test data last, for which many modules are set up once more
+            source = "train" if self._given[split] is None else split
+            for k, site in enumerate(self._given[source] or ()):
+                if isinstance(site, AnyDataModule):
+                    sites[k][split] = self._take_loader(site, split, f"data.{source}[{k}]")
+                elif source == split:
+                    sites[k][split] = site
+        self._sites = sites
+
+    def teardown(self, stage: str) -> None:
+        """Call ``teardown`` of the sites' data modules."""
+        for module in self._modules():
+            module.teardown(stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the sites' data modules."""
+        return {str(k): module.state_dict() for k, module in enumerate(self._modules())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the sites' data modules their states back."""
+        for k, module in enumerate(self._modules()):
+            module.load_state_dict(state_dict[str(k)])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Call ``on_exception`` of the sites' data modules."""
+        for module in self._modules():
+            module.on_exception(exception)
+
+    # the data of a client
+
+    def client_train_dataset(self, client: int) -> Dataset:
+        """Return a site's training data, validation data of ``val_fraction`` included."""
+        return self._cut_test(client)[0]
+
+    def client_test_dataset(self, client: int) -> Dataset | None:
+        """Return a site's test data, or None if it has none."""
+        return self._cut_test(client)[1] if self.test_fraction else self._site(client).get("test")
+
+    def _site(self, client: int) -> dict[str, Dataset | None]:
+        if self._sites is None:
+            raise RuntimeError("SitesDataModule: call prepare_data() and setup() before asking for data")
+        return self._sites[client]
+
+    def _cut_test(self, client: int) -> tuple[Dataset, Dataset | None]:
+        dataset: Any = self._site(client)["train"]
+        if not self.test_fraction:
+            return dataset, None
+        check_dataset(dataset, f"data.test_fraction: data.train[{client}] is a")
+        rng = seeding.numpy_generator(self.split_seed, "split", client=client)
+        labels = labels_of(dataset)
+        train, test = train_test_split(labels, self.test_fraction, num_samples=num_items(dataset), rng=rng)
+        return take(dataset, train), take(dataset, test) if len(test) else None
+
+    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        made = super()._make_datasets(client, split)
+        own = self._site(client).get("val")
+        if split != "test" and own is not None:
+            check_dataset(own, f"data.val[{client}]: got")
+            made["val"] = self._batched(own)
+        return made
+
+    def _take_loader(self, site: LightningDataModule, split: str, where: str) -> Dataset | None:
+        """Return the data set behind a loader of a site's module, whose way to make batches all sites must share."""
+        method = f"{split}_dataloader"
+        if not overrides(site, method, DataHooks):
+            return None
+        if split == "test":
+            site.setup("test")
+        loader = only_loader(getattr(site, method)())
+        if loader is None:
+            return None
+        is_training = split == "train"
+        check_loader(loader, f"{where}: {type(site).__name__}.{method}", is_training=is_training)
+        self._agree(loader, where, is_training=is_training)
+        return loader.dataset
+
+    def _agree(self, loader: DataLoader, where: str, *, is_training: bool) -> None:
+        """Take over how a loader makes batches, or raise if another site's loader makes them in another way."""
+        given = self._given_batch_sizes[0 if is_training else 1]
+        found: dict[str, Any] = {"batch_size": given or loader.batch_size or 1}
+        if is_training:
+            is_ordered = isinstance(loader.sampler, SequentialSampler)
+            found |= {"shuffle": not is_ordered, "drop_last": loader.drop_last} | loader_options(loader)
+        known = self._options.setdefault("train" if is_training else "eval", found)
+        differing = [name for name in {**known, **found} if known.get(name) != found.get(name)]
+        if differing:
+            raise ConfigurationError(
+                f"{where}: its loader has {differing[0]}={found.get(differing[0])}, another site's "
+                f"{known.get(differing[0])}; give all sites the same, or data.batch_size and data.eval_batch_size"
+            )
+        if is_training:
+            self.batch_size, self.shuffle, self.drop_last = found["batch_size"], found["shuffle"], found["drop_last"]
+            self.loader_options = loader_options(loader)
+        else:
+            self.eval_batch_size = found["batch_size"]
