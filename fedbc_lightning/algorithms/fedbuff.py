@@ -38,9 +38,9 @@ class FedBuff(FederatedAlgorithm):
         With equal speeds, K = S and η = 1, every update is fresh, and it is FedAvg with uniform weights.
     Departures:
         A client starts at most once from one version of z, and arrivals at the same time count before anybody starts.
-        The paper's clients train for a number of steps, and may be in flight more than once. A client whose loss or
-        weights are not finite arrives with nothing, and the mean is that of the others. Buffers such as BatchNorm's
-        are not stepped but mixed, so that a variance stays one.
+        The paper's clients train for a number of steps, and may be in flight more than once. A client whose weights
+        become NaN or infinite arrives with nothing, and the mean is that of the others. Buffers such as BatchNorm's are
+        not stepped but mixed, so that a variance stays one.
 
     References:
         Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.

@@ -40,7 +40,7 @@ def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
         return copied
     if type(value) in (list, tuple):
         return type(value)(plain_copy(item, is_snapshot=is_snapshot) for item in value)
-    return value.clone() if is_snapshot and isinstance(value, Tensor) else value
+    return value.detach().to("cpu", copy=True) if is_snapshot and isinstance(value, Tensor) else value
 
 
 def find_unreadable(value: Any, place: str = "") -> str | None:

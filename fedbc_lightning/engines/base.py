@@ -99,6 +99,7 @@ class BaseEngine(ABC):
             start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last,
             trains, contrast,
         )  # fmt: skip
+        cohort.start = start
         self.train(cohort, asked)
 
     @abstractmethod

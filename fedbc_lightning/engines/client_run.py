@@ -34,7 +34,6 @@ class TrainedClient(NamedTuple):
     counters: Tensor
     steps: int
     losses: float
-    are_losses_finite: bool
     rates: tuple[float, ...]
     taken: Taken
     records: dict[str, Any]
@@ -86,9 +85,8 @@ class ClientRun(ABC):
         sizes = {rates: self.bench.step_sizes(rates) for rates in set(of.rates)}
         result = LocalResult(
             w=_stacked(of.w), buffers=_stacked(of.buffers), counters=of.counters[-1], steps=of.steps, losses=of.losses,
-            are_losses_finite=of.are_losses_finite, step_size=torch.cat([sizes[rates] for rates in of.rates]),
-            taken=of.taken, records=of.records, kept=_stacked(of.kept),
-            gradient_mean=None if of.gradient_mean[0] is None else _stacked(of.gradient_mean),
+            step_size=torch.cat([sizes[rates] for rates in of.rates]), taken=of.taken, records=of.records,
+            kept=_stacked(of.kept), gradient_mean=None if of.gradient_mean[0] is None else _stacked(of.gradient_mean),
         )  # fmt: skip
         self.cohort.take(result)
 
@@ -263,7 +261,7 @@ class ClientRun(ABC):
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
         return TrainedClient(
             w, kept.to(layout.master_dtype, copy=True), layout.read_buffers(), layout.read_counters(), self.num_updates,
-            sum(losses) / len(losses) if losses else math.nan, all(map(math.isfinite, losses)), self._mean_rates(),
+            sum(losses) / len(losses) if losses else math.nan, self._mean_rates(),
             self.before.plus(self.batches_passed, self.num_steps, self.num_batches),
             {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}},
             self.gradient_mean,

@@ -64,7 +64,7 @@ class ContrastedStep:
     def _features_of_others(self, batch: Any, batch_idx: int) -> list[Tensor]:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
-        scratch = [buffer.clone() for buffer, _ in user.scratch]
+        scratch = [each.value.clone() for each in user.scratch]
         # MOON compares with two fixed models: no dropout, and BatchNorm by its running statistics.
         user.module.eval()
         found = []
@@ -81,8 +81,8 @@ class ContrastedStep:
             user.train_mode()
             bench.row.copy_(w)
             layout.write_buffers(buffers, counters)
-            for (buffer, _), before in zip(user.scratch, scratch, strict=True):
-                buffer.copy_(before)
+            for each, before in zip(user.scratch, scratch, strict=True):
+                each.put(before)
         return found
 
     @contextmanager

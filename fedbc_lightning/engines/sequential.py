@@ -44,7 +44,7 @@ class SequentialEngine(BaseEngine):
         layout = bench.layout
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
         # Hooks and moved buffers see one client after another, so each must be finished before the next one begins.
-        is_alone = bench.has_client_hooks or layout.has_buffers
+        is_alone = bench.has_client_hooks or layout.buffer_names
         self.cohort_size = 1 if is_alone else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import checkpoint
@@ -48,7 +49,8 @@ def module_state_of(
     z, buffers = model.split([layout.num_parameters, layout.num_buffers])
     left_out = () if with_frozen else layout.large_frozen()
     whole = federation.user.module.state_dict()
-    state = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in left_out}
+    # An extra state (``get_extra_state``) may be any value.
+    state = {name: plain_copy(value, is_snapshot=True) for name, value in whole.items() if name not in left_out}
     row = z.cpu() if kept is None else torch.cat([z.cpu(), kept.cpu()])
     return state | layout.under_all_names(layout.named_buffers(buffers, counters) | layout.named_slices(row))
 

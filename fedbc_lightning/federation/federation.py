@@ -186,7 +186,7 @@ class Federation:
         """Return the bytes that each client receives in the server's round, and those that a message of it has."""
         algorithm, parts, size = self.algorithm, self.server_parts, self.server.z.element_size()
         num_parameters = self.layout.num_parameters
-        buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
+        buffers = self.server["buffers"].nbytes if self._buffer_policy == "average" else 0
         exchanges = 0
         if not algorithm.trains_pooled:
             exchanges = methods.checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(self.server))
@@ -195,8 +195,8 @@ class Federation:
         more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
         # Only the first vector passes the channel's codes, and it comes with the buffers; the others of a method
         # (SCAFFOLD's c) travel as they are.
-        down = exchanges * (first_down + (more_down * num_parameters + buffers) * size)
-        up = exchanges * (first_up + (more_up * num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+        down = exchanges * (first_down + more_down * num_parameters * size + buffers)
+        up = exchanges * (first_up + more_up * num_parameters * size + buffers + 4 * algorithm.scalars_up)
         return down, up
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
@@ -212,7 +212,9 @@ class Federation:
         buffers[: server["buffers"].numel()] = server["buffers"]
         self.bench = self.bench.renewed()
         kept = self.layout.read_kept() if server.kept is None else server.kept
-        self._prepare(Weights(server["z"], buffers, server["counters"], kept))
+        initial = Weights(server["z"], buffers, server["counters"], kept)
+        self.make_state(initial)  # for whoever catches what an engine refuses below
+        self._prepare(initial)
 
     def make_state(self, initial: Weights) -> None:
         """Make the state of server and clients anew, as before the first round, with this initial model."""

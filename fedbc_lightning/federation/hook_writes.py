@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import Weights, WrittenParametersError
+from fedbc_lightning.state.layout import is_same
 
 # Hooks whose writes change the initial model
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
@@ -66,7 +67,7 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before, scratch = federation.layout.weights(), [buffer.clone() for buffer, _ in federation.user.scratch]
+    before, scratch = federation.layout.weights(), [each.value.clone() for each in federation.user.scratch]
     yield
     after = federation.layout.weights()
     _say_that_scratch_is_put_back(federation, hook, scratch)
@@ -122,8 +123,8 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
 def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor]) -> None:
     """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
     user = federation.user
-    written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
-    names = [name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written)]
+    pairs = zip(user.scratch, before, strict=True)
+    names = [each.full_name for each, then in pairs if not is_same(each.value, then)]
     if names:
         federation.bench.say(
             f"model: {hook} wrote into '{names[0]}', a buffer with persistent=False: each client finds there what it "
@@ -136,9 +137,9 @@ def _share_scratch(federation: Federation) -> None:
     """Let every client start with the present values, in process 0, of the buffers that are not exchanged."""
     user = federation.user
     user.keep_scratch()
-    shared = _of_process_0(federation.fabric, [initial for _, initial in user.scratch])
-    for (buffer, _), value in zip(user.scratch, shared, strict=True):
-        buffer.copy_(value)
+    shared = _of_process_0(federation.fabric, [each.initial for each in user.scratch])
+    for each, value in zip(user.scratch, shared, strict=True):
+        each.put(value)
     user.keep_scratch()
 
 

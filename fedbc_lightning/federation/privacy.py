@@ -144,7 +144,7 @@ class PrivateMessages(ChannelPart):
         Raises:
             ConfigurationError: Buffers or a scale of gradients travel, or the noise of a count costs too much.
         """
-        if exchange.layout.has_buffers and exchange.buffers != "global":
+        if exchange.layout.buffer_names and exchange.buffers != "global":
             raise ConfigurationError(
                 f"trainer.buffers: under trainer.privacy, '{exchange.buffers}' would send buffers, such as those of "
                 "BatchNorm or frozen parameters that training writes, without noise; give global, or take GroupNorm."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -97,7 +98,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_p
     dropped = [record["client"] for record in records if record["status"] != "ok"]
     is_nobody_left = len(dropped) == len(records) and algorithm.buffer_size is None  # else others are in flight
     who = "all clients" if is_nobody_left else f"client {', '.join(map(str, dropped))}"
-    problem = f"round {server.round}: loss or weights of {who} became NaN or infinite"
+    problem = f"round {server.round}: weights, buffers or state of {who} became NaN or infinite"
     if dropped and (algorithm.needs_all_clients or (is_nobody_left and not hides_participants)):
         raise ConfigurationError(
             f"{problem}, so {algorithm} cannot form z; the state of the round before is kept. Lower the learning rate, "
@@ -105,6 +106,13 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_p
         )
     if dropped:
         rank_zero_only(log.warning)(f"{problem}; left out of the round (status=nonfinite in clients.csv).")
+    lost = [r["client"] for r in server.valid_records if not math.isfinite(r.get("train_loss", 0.0))]
+    if lost:
+        server.warn_once(
+            "loss",
+            f"round {server.round}: a loss of client {lost[0]} was NaN or infinite, and its weights stayed finite: it "
+            "has its part in the round, and train/loss is no number (said once).",
+        )
     if records and not any("train_loss" in record for record in records) and not hides_participants:
         raise ConfigurationError(
             f"round {server.round}: training_step returned no loss in any step of any client; is a 'return loss' "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -31,11 +31,30 @@ from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.mistakes import locate_step
 from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
+from fedbc_lightning.state.layout import write_buffer
 
 STEPS = ("training_step", "validation_step", "test_step")
 
 # The values that each metric holds; None for a metric without an update
 State = list[list[float] | None]
+
+
+class Scratch(NamedTuple):
+    """A buffer that does not travel (``persistent=False``): its place, and the value that every client finds there."""
+
+    full_name: str
+    module: nn.Module
+    name: str
+    initial: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The present value; training may have put another tensor in its place."""
+        return getattr(self.module, self.name)
+
+    def put(self, value: Tensor) -> None:
+        """Write a value."""
+        write_buffer(self.module, self.name, value)
 
 
 class BestMetrics:
@@ -149,16 +168,16 @@ class UserModule:
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
         self.scratch = [
-            (buffer, buffer.clone())
-            for child in self.module.modules()
+            Scratch(f"{prefix}.{name}".lstrip("."), child, name, buffer.clone())
+            for prefix, child in self.module.named_modules()
             for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
             if not isinstance(child, Metric) and not is_persistent(child, name)
         ]
 
     def put_scratch_back(self) -> None:
         """Restore the buffers that do not travel to the values that every client finds in them."""
-        for buffer, initial in self.scratch:
-            buffer.copy_(initial)
+        for buffer in self.scratch:
+            buffer.put(buffer.initial)
 
     def renew_optimizers(self) -> None:
         """Put optimizers and schedulers that the module keeps as attributes back, as they were when this began."""

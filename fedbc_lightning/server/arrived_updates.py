@@ -86,7 +86,7 @@ class ArrivedUpdates(ServerCallback):
             staleness = server.round - 1 - version
             # A client may arrive and start again in one round: its older message is then the committed one.
             versions = clients.scalar("version", staged=staleness == 0)
-            if versions[client] == version:  # else its loss or weights were not finite when it trained
+            if versions[client] == version:  # else its weights were not finite when it trained
                 row = clients.vector("in_flight", client, staged=staleness == 0)
                 yield client, staleness, row.to(server.z.device, wide_dtype(server.z.device), copy=True)
 

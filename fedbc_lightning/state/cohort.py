@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor
+from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, is_finite
 
 
 class Taken(NamedTuple):
@@ -49,7 +49,6 @@ class LocalResult:
         counters: Integer buffers at its end.
         steps: K_i of each client, the number of optimizer steps that moved w.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
-        are_losses_finite: Whether all losses of a client's batches were finite, for each client.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
         taken: The epochs and steps of each client including this round's.
         records: What each client counted and logged, by column of ``clients.csv``.
@@ -62,7 +61,6 @@ class LocalResult:
     counters: Tensor
     steps: list[int]
     losses: list[float]
-    are_losses_finite: list[bool]
     step_size: Tensor
     taken: list[Taken]
     records: list[dict[str, Any]]
@@ -96,7 +94,9 @@ class Cohort:
         taken_after: The epochs and steps of each client including this round's; empty before local training, and if
             the schedules begin anew in every round.
         messages: Further messages of the clients to the server callbacks, by name, (K, ...).
-        valid: (K,) bool; False if a client's loss or w is not finite. Such a client gets weight 0 and keeps its state.
+        valid: (K,) bool; False if a client's result is not finite, but for what it started with, such as the -inf of a
+            mask. Such a client gets weight 0 and keeps its state.
+        start: The models (d,), (d + b,) or (K, ...) that local training starts from.
         records: One dict per client that becomes its row in ``clients.csv``.
     """
 
@@ -104,7 +104,7 @@ class Cohort:
     # a server part reads is a message. So Python refuses any other name at the very line that sets it.
     __slots__ = (
         "_device", "_num_samples", "_staged", "_state", "_store", "buffers", "counters", "gradient_mean", "ids", "kept",
-        "local", "losses", "messages", "positions", "records", "start_buffers", "start_counters", "start_kept",
+        "local", "losses", "messages", "positions", "records", "start", "start_buffers", "start_counters", "start_kept",
         "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
     )  # fmt: skip
 
@@ -129,6 +129,7 @@ class Cohort:
         self.records: list[dict[str, Any]] = [
             {"client": client, "num_samples": size} for client, size in zip(ids, num_samples, strict=True)
         ]
+        self.start = EMPTY
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
@@ -155,18 +156,19 @@ class Cohort:
         return name in self._store.names
 
     def take(self, result: LocalResult) -> None:
-        """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""
+        """Take what local training gave, and mark the clients as invalid whose results became NaN or infinite."""
         self.w, self.buffers, self.counters = result.w, result.buffers, result.counters
         self.steps, self.losses, self.step_size = result.steps, result.losses, result.step_size
         self.kept = result.kept
-        self.require_finite(self.model)
+        num_parameters = self.w.shape[1]
+        w, buffers = self.start[..., :num_parameters], self.start[..., num_parameters:]
+        self.require_finite(self.w, w)
+        self.require_finite(self.buffers, buffers if self.start_buffers is None else self.start_buffers)
         if result.kept.numel():
-            self.require_finite(result.kept)
+            self.require_finite(result.kept, self.start_kept)
         if result.gradient_mean is not None:
             self.gradient_mean = result.gradient_mean
             self.require_finite(self.gradient_mean)
-        if not all(result.are_losses_finite):
-            self.valid &= torch.tensor(result.are_losses_finite)
         if self.taken_before is not None:
             self.taken_after = result.taken
         for record, more in zip(self.records, result.records, strict=True):
@@ -239,15 +241,20 @@ class Cohort:
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""
-        for values in (*self._staged.values(), *self.messages.values()):
-            # A staged model without buffers is w itself.
-            if values.data_ptr() != self.w.data_ptr():  # w is checked where it is made
-                self.require_finite(values)
+        for name, values in self._staged.items():
+            # A staged model without buffers is w itself, which is checked where it is made.
+            if values.data_ptr() != self.w.data_ptr() and not is_finite(values):
+                self.require_finite(values, self[name])
+        for values in self.messages.values():
+            self.require_finite(values)
 
-    def require_finite(self, values: Tensor) -> None:
-        """Mark the clients as invalid whose rows of `values` (K, ...) are not finite."""
+    def require_finite(self, values: Tensor, before: Tensor | None = None) -> None:
+        """Mark the clients as invalid whose rows of `values` (K, ...) are not finite, and not as they were before."""
         if not is_finite(values):
-            self.valid &= torch.isfinite(values).reshape(len(self), -1).all(dim=1).cpu()
+            is_known = torch.isfinite(values)
+            if before is not None and before.numel():
+                is_known |= torch.isclose(values, before.to(values), rtol=0, atol=0, equal_nan=True)
+            self.valid &= is_known.reshape(len(self), -1).all(dim=1).cpu()
 
     def record(self, name: str, values: Tensor) -> None:
         """Write the numbers `values` (K,) into the clients' rows of ``clients.csv``, in the column `name`."""
@@ -259,9 +266,3 @@ class Cohort:
         clients = [client for client, is_valid in zip(self.ids, self.valid.tolist(), strict=True) if is_valid]
         for name, values in self._staged.items():
             store.stage(name, clients, self.of_valid(values))
-
-
-def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite."""
-    # A finite sum proves it with one read of a number from the device; a sum that overflows proves nothing.
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -7,6 +7,7 @@ ranks. A value that is staged in a round is current from ``commit()`` on; ``roll
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -214,7 +215,11 @@ class ServerState:
         current, call = self[name], f"server.stage('{name}', ...)"
         check_tensor(call, value, current.shape)
         # Sums are float64; z keeps its dtype, so that a checkpoint and the clients' copies hold the same bits.
-        self._staged[name] = value.to(current.dtype)
+        value = value.to(current.dtype)
+        if not is_finite(value):
+            # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it.
+            value = torch.where(value.isnan() & ~current.isfinite(), current, value)
+        self._staged[name] = value
 
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
@@ -418,6 +423,12 @@ class StagedClient:
         """Return the row (a tensor on the CPU) or the number (a float) of this name."""
         row = self._store.vector(name, self._client, staged=True)
         return row if row.ndim else row.item()
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether all values are finite."""
+    # A finite sum proves it with one read of a number from the device; a sum that overflows proves nothing.
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def check_declared(what: str, name: str, declared: Iterable[str]) -> None:

@@ -67,7 +67,7 @@ class Weights(NamedTuple):
     def differ_from(self, others: Weights) -> bool:
         """Return whether any values are different."""
         # Mostly there are no kept parameters, and a comparison waits for the device.
-        return any(len(mine) > 0 and not torch.equal(mine, theirs) for mine, theirs in zip(self, others, strict=True))
+        return any(len(mine) > 0 and not is_same(mine, theirs) for mine, theirs in zip(self, others, strict=True))
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,12 @@ class ParameterLayout:
         num_kept: Number of elements of the kept parameters, p.
         num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
-        has_buffers: Whether the module has persistent buffers, which training may change.
+        buffer_names: Names of the persistent buffers, which training may change.
         num_buffers: Number of elements of the persistent floating-point buffers, b.
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
         dtype: Dtype of the parameters.
         master_dtype: Dtype of the vector: float32 if `dtype` has two bytes, else `dtype`.
+        buffer_dtype: Dtype of the vector of buffers: float64 if a buffer has it, else `master_dtype`.
 
     Raises:
         ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, one stands
@@ -177,8 +178,11 @@ class ParameterLayout:
         owners = ((name, *name.rpartition(".")[::2]) for name in self.written)
         written = [(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
         self._buffers = [*_persistent_buffers(self._module), *written]
-        self.has_buffers = bool(self._buffers)
-        self.num_buffers = sum(buffer.numel() for buffer in self._of_kind(is_floating=True))
+        self.buffer_names = [full for full, _, _ in self._buffers]
+        floating = self._of_kind(is_floating=True)
+        self.num_buffers = sum(buffer.numel() for buffer in floating)
+        is_wide = any(buffer.dtype == torch.float64 for buffer in floating)
+        self.buffer_dtype = torch.float64 if is_wide else self.master_dtype
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
@@ -241,7 +245,7 @@ class ParameterLayout:
 
     def views(self, rows: Tensor) -> list[Tensor]:
         """Return each parameter, (...), as a view of one row (d + p,), or (K, ...) of the rows (K, d + p)."""
-        return [rows[..., e.offset : e.end].view(*rows.shape[:-1], *e.shape) for e in self.entries]
+        return [rows[..., e.offset : e.end].view((*rows.shape[:-1], *e.shape)) for e in self.entries]
 
     def attach(self, row: Tensor) -> None:
         """Make every parameter a view into ``row`` (d + p,): writing the row writes the module."""
@@ -254,24 +258,25 @@ class ParameterLayout:
         start, size = row.data_ptr(), row.element_size()
         # The addresses are worked out once per row, since this is asked before each step.
         if self._addresses[:1] != [start]:
-            self._addresses = [start + entry.offset * size for entry in self.entries]
+            # A tensor without elements lies nowhere: its address is 0.
+            self._addresses = [start + e.offset * size if e.offset < e.end else 0 for e in self.entries]
         return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
     def read(self) -> Tensor:
         """Return a copy of the module's shared parameters as one vector (d,) of ``master_dtype``."""
-        return self._flat(self.parameters[: len(self.shared_entries)])
+        return self._flat(self.parameters[: len(self.shared_entries)], self.master_dtype)
 
     def read_kept(self) -> Tensor:
         """Return a copy of the module's kept parameters as one vector (p,) of ``master_dtype``."""
-        return self._flat(self.parameters[len(self.shared_entries) :])
+        return self._flat(self.parameters[len(self.shared_entries) :], self.master_dtype)
 
     def weights(self) -> Weights:
         """Return copies of all values of the module that are trained or exchanged."""
         return Weights(self.read(), self.read_buffers(), self.read_counters(), self.read_kept())
 
-    def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
-        flat = [p.detach().reshape(-1).to(self.master_dtype) for p in parameters]
-        return torch.cat(flat) if flat else self._no_buffers.clone()  # torch.cat refuses an empty list
+    def _flat(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        flat = [tensor.detach().reshape(-1).to(dtype) for tensor in tensors]
+        return torch.cat(flat) if flat else self._no_buffers.to(dtype, copy=True)  # torch.cat refuses an empty list
 
     def gather_gradients(self, out: Tensor) -> bool:
         """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
@@ -324,12 +329,12 @@ class ParameterLayout:
 
     def _of_kind(self, *, is_floating: bool) -> list[Tensor]:
         # Looked up at every call, because modules may replace theirs
-        found = (getattr(module, name) for _, module, name in self._buffers)
+        found = (_real(getattr(module, name)) for _, module, name in self._buffers)
         return [buffer for buffer in found if buffer.is_floating_point() == is_floating]
 
     def read_buffers(self) -> Tensor:
-        """Return a copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
-        return self._flat(self._of_kind(is_floating=True))
+        """Return a copy of the floating-point buffers as one vector (b,) of ``buffer_dtype``."""
+        return self._flat(self._of_kind(is_floating=True), self.buffer_dtype)
 
     def read_counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers as one int64 vector."""
@@ -345,7 +350,7 @@ class ParameterLayout:
         """Yield the full name of each buffer, the buffer, and its part of the two vectors."""
         vectors, offsets = (counters, values), [0, 0]
         for full_name, module, name in self._buffers:
-            buffer: Tensor = getattr(module, name)
+            buffer = _real(getattr(module, name))
             kind, begin = buffer.is_floating_point(), offsets[buffer.is_floating_point()]
             offsets[kind] = begin + buffer.numel()
             yield full_name, buffer, vectors[kind][begin : offsets[kind]].view_as(buffer)
@@ -369,7 +374,9 @@ class ParameterLayout:
             counters: A vector as :meth:`read_counters` returns it.
         """
         parts = self._parts(values.cpu(), counters.cpu())
-        return {name: part.to(buffer.dtype, copy=True) for name, buffer, part in parts}
+        named = {name: part.to(buffer.dtype, copy=True) for name, buffer, part in parts}
+        is_complex = {full: getattr(module, name).is_complex() for full, module, name in self._buffers}
+        return {name: torch.view_as_complex(part) if is_complex[name] else part for name, part in named.items()}
 
     def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add each tensor that the module has under several names, such as tied weights, under its other names."""
@@ -386,6 +393,27 @@ class ParameterLayout:
         kinds = {e.name: (e.shape, self.dtype) for e in self.entries}
         kinds |= {full: (getattr(m, n).shape, getattr(m, n).dtype) for full, m, n in self._buffers}
         return {name: f"{tuple(shape)} {dtype}".replace("torch.", "") for name, (shape, dtype) in sorted(kinds.items())}
+
+
+def is_same(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have the same shape and values; NaN is the same as NaN."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return torch.equal(left, right) or torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+
+
+def write_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Copy a value into a buffer, or put a copy in its place where training has given it another form."""
+    buffer = getattr(module, name)
+    if isinstance(buffer, Tensor) and buffer.shape == value.shape and buffer.dtype == value.dtype:
+        buffer.copy_(value)
+    else:
+        setattr(module, name, value.clone())
+
+
+def _real(buffer: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of real numbers, (..., 2), and any other as it is."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

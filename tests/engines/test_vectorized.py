@@ -356,7 +356,7 @@ def as_dict(items):
         ({"model": Scheduled}, "learning-rate schedulers"),
         ({"model": Lbfgs}, "the optimizer LBFGS"),
         ({"model": Asking}, "reads self.trainer"),
-        ({"model": BoringModel}, "BatchNorm"),
+        ({"model": BoringModel}, "the buffer"),
         ({"model": Stepping}, "own optimizer_step"),
         ({"model": Measuring}, "torchmetrics Metric"),
         ({"model": LogsTheMost}, "self.log\\('train_most'\\)"),
@@ -382,7 +382,11 @@ def test_a_refusal_carries_its_reason_to_another_process(tmp_path):
     with pytest.raises(NotVectorizableError) as refused:
         fit(tmp_path, "vectorized", model=BoringModel)
     copy = pickle.loads(pickle.dumps(refused.value))
-    assert copy.reason == refused.value.reason == "cannot train with buffers that training moves, such as BatchNorm's"
+    assert (
+        copy.reason
+        == refused.value.reason
+        == "cannot train with the buffer 'net.1.running_mean', which training may move"
+    )
     assert str(copy) == f"trainer.engine: vectorized {copy.reason}; use engine: sequential."
     text = "".join(traceback.format_exception(refused.value))  # what torch tells of a process that it has spawned
     error = _error_of(ProcessRaisedException(text, 0, 1), world_size=1, resume="")

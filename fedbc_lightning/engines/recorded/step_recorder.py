@@ -111,7 +111,7 @@ class StepRecorder:
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
-        elif layout.has_buffers:
+        elif layout.buffer_names:
             self.reason = "it moves buffers"
         elif type(user.precision) not in (Precision, DoublePrecision):
             self.reason = f"precision {user.precision.precision}"

@@ -157,9 +157,8 @@ class CohortRun:
         result = LocalResult(
             w=self.layout.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
             buffers=self.layout.read_buffers().expand(num_clients, -1), counters=self.layout.read_counters(),
-            steps=steps, losses=losses.tolist(), are_losses_finite=torch.isfinite(losses).tolist(),
+            steps=steps, losses=losses.tolist(), taken=self._taken(steps, passed), records=records, gradient_mean=mean,
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
-            taken=self._taken(steps, passed), records=records, gradient_mean=mean,
         )  # fmt: skip
         self.cohort.take(result)
 

@@ -114,6 +114,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
     """Return what cannot be mapped over clients, and whether it is there."""
     user, optimizer = bench.user, bench.optimizer
     listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
+    buffers = bench.layout.buffer_names
     overridden = [name for name, own in bench.overridden.items() if own]
     name, is_half = type(optimizer.optimizer).__name__, bench.layout.dtype != bench.layout.master_dtype
     return {
@@ -122,7 +123,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
         f"the optimizer {name}, which is not elementwise": not optimizer.is_flat,
         "learning-rate schedulers inside clients": optimizer.has_schedulers,
         "a configure_optimizers that reads self.trainer": optimizer.is_made_anew,
-        "buffers that training moves, such as BatchNorm's": bench.layout.has_buffers,
+        f"the buffer '{next(iter(buffers), '')}', which training may move": bool(buffers),
         "precision other than 32-true and 64-true": is_half or isinstance(user.precision, MixedPrecision),
         "accumulate_grad_batches above 1": bench.local.accumulate_grad_batches > 1,
         "hooks that transfer batches": user.has_transfer_hooks,
