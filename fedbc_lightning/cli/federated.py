@@ -53,8 +53,11 @@ class SaveRunConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Do nothing: the run has no folder yet."""
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Write the file atomically, unless there is one."""
-        if stage != "fit" or not trainer.is_global_zero or trainer.log_dir is None:
+        if not trainer.is_global_zero:
             return
         path = Path(trainer.log_dir) / self.config_filename
         if path.exists():

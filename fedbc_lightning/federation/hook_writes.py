@@ -16,7 +16,7 @@ from fedbc_lightning.state import Weights, WrittenParametersError
 from fedbc_lightning.state.layout import is_same
 
 # Hooks whose writes change the initial model
-START_HOOKS = ("setup", "on_fit_start", "on_train_start")
+START_HOOKS = ("on_fit_start", "on_train_start")
 
 
 @contextmanager

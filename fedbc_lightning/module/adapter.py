@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MinMetric
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.lightning_names import AnyModule, overrides, own_base
+from fedbc_lightning.core.lightning_names import AnyModule, overrides
 from fedbc_lightning.core.private_lightning import is_from_compiled
 from fedbc_lightning.core.private_torch import inside_compiled, is_persistent, set_updated
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
@@ -197,7 +197,7 @@ class UserModule:
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
-                child.log = self.log.log  # type: ignore[method-assign, assignment]
+                child.log = self.log.of(child)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
@@ -310,7 +310,7 @@ def check_module(module: Any) -> None:
 
     Raises:
         ConfigurationError: The model is no LightningModule, has no ``training_step`` or ``configure_optimizers``,
-            uses manual optimization, or has a ``log`` of its own.
+            or uses manual optimization.
     """
     if not isinstance(module, AnyModule):
         got = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {type(module).__name__}"
@@ -322,13 +322,6 @@ def check_module(module: Any) -> None:
     if not module.automatic_optimization:
         # Terms such as FedBC's 2λ(w − z) are added to the gradient before the optimizer's step.
         raise ConfigurationError(f"model: {name} uses manual optimization; methods need automatic_optimization = True.")
-    for child in module.modules():
-        kind: Any = type(child)
-        if isinstance(child, AnyModule) and kind.log is not own_base(child, LightningModule).log:  # type: ignore[attr-defined]
-            raise ConfigurationError(
-                f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
-                "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
-            )
     for step in STEPS:
         for taken in inspect.signature(getattr(module, step)).parameters.values():
             # Lightning gives these to steps of several loaders, and to steps that take batches themselves.

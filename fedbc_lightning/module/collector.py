@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -14,6 +16,7 @@ from torchmetrics import Metric
 
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import overrides, own_base
 from fedbc_lightning.core.private_lightning import sizes_in
 
 # NumPy's scalars have the bits of torch's operations on scalar tensors, which cost 3 us where these cost 1 us
@@ -331,6 +334,23 @@ class ModuleLog:
     def __reduce__(self) -> tuple[type[ModuleLog], tuple[()]]:
         """Return how to make a copy, which drops what it logs."""
         return type(self), ()
+
+    def of(self, module: LightningModule) -> Callable[..., None]:
+        """Return what a module gets as its ``log``; ``super().log`` in a method of its own leads here."""
+        if not overrides(module, "log", LightningModule):
+            return self.log
+        base: Any = own_base(module, LightningModule)
+        own = MethodType(type(module).log, module)
+
+        def log(*args: Any, **kwargs: Any) -> None:
+            # super() finds the class's method, whatever the module holds under this name.
+            lightnings, base.log = base.log, lambda _, *args, **kwargs: self.log(*args, **kwargs)
+            try:
+                own(*args, **kwargs)
+            finally:
+                base.log = lightnings
+
+        return log
 
     def log(
         self,

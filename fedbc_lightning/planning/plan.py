@@ -92,7 +92,6 @@ def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with kept_from_start_hooks(federation, is_resumed=False):
-        run.hooks.call_callbacks("setup", "fit")
         for name in ("on_fit_start", "on_train_start"):
             getattr(run.user.module, name)()
     # The steps that are timed may write frozen parameters, such as those of a teacher network.

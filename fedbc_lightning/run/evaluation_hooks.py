@@ -64,7 +64,6 @@ def evaluate_once(run: Run) -> dict[str, float]:
         raise ConfigurationError(f"data: there is no {missing}.")
     progress = run.progress
     run.shim.set(current_round=progress.current_round)
-    run.hooks.call_callbacks("setup", run.fn.value)
     progress.evaluation = evaluate_with_hooks(run, [split], progress.current_round, "test" if is_test else "validation")
     progress.callback_metrics = {}
     progress.publish(progress.evaluation.metrics)

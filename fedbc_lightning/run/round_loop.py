@@ -89,7 +89,6 @@ class RoundLoop:
         say_what_to_expect(self._run)
         server = self._federation.server
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
-            self._hooks.call_callbacks("setup", "fit")
             self._hooks.call("on_fit_start")
             self._hooks.call("on_train_start")
         if self._federation.server is not server:  # what the hooks wrote became the initial model

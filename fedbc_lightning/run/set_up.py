@@ -147,7 +147,7 @@ def _set_users_parts_up(
     datamodule.set_up(stage, saved)
     datamodule.validate_clients()
     model.trainer = shim  # type: ignore[assignment]
-    model.setup(stage)
+    hooks.call("setup", stage)
     hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
     model.configure_model()
 

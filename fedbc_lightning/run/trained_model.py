@@ -133,7 +133,6 @@ def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | 
             raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
         loader = loader[0]
     chosen = choose_model(run, index)
-    run.hooks.call_callbacks("setup", "predict")
     run.hooks.call_module("on_predict_model_eval")
     run.hooks.call("on_predict_start")
     with evaluator.evaluating("predict", run.progress.finished_round):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
@@ -19,11 +20,14 @@ from fedbc_lightning.run.settings import RunSettings
 
 # They read or change parts of lightning.Trainer that a federated run does not have: its optimizers, batches, devices.
 # Lightning would call them, and they would end in a traceback or do nothing.
+WATCHING_CALLBACKS: tuple[type[Callback], ...] = (
+    lightnings.DeviceStatsMonitor, lightnings.LearningRateMonitor, lightnings.ModelCheckpoint,
+    lightnings.OnExceptionCheckpoint, lightnings.ProgressBar, lightnings.ThroughputMonitor,
+)  # fmt: skip
 REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
-    lightnings.BaseFinetuning, lightnings.BatchSizeFinder, lightnings.DeviceStatsMonitor,
-    lightnings.GradientAccumulationScheduler, lightnings.LearningRateFinder, lightnings.LearningRateMonitor,
-    lightnings.ModelCheckpoint, lightnings.ModelPruning, lightnings.OnExceptionCheckpoint, lightnings.ProgressBar,
-    lightnings.StochasticWeightAveraging, lightnings.ThroughputMonitor, WeightAveraging,
+    *WATCHING_CALLBACKS, lightnings.BaseFinetuning, lightnings.BatchSizeFinder,
+    lightnings.GradientAccumulationScheduler, lightnings.LearningRateFinder, lightnings.ModelPruning,
+    lightnings.StochasticWeightAveraging, WeightAveraging,
 )  # fmt: skip
 
 
@@ -36,6 +40,35 @@ def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
     return callbacks
 
 
+def with_callbacks_of(model: LightningModule, callbacks: list[Callback]) -> list[Callback]:
+    """Return the trainer's callbacks and those of the module's ``configure_callbacks``.
+
+    As in Lightning, the module's replace the trainer's of the same class or of a class above it. Those that only watch
+    parts of lightning.Trainer are left out with a line, because the module need not be changed for them.
+    """
+    given = _listed(model.configure_callbacks())
+    skipped = sorted({type(each).__name__ for each in given if _is_one_of(each, WATCHING_CALLBACKS)})
+    if skipped:
+        rank_zero_info(
+            f"model: {', '.join(skipped)} of configure_callbacks {'is' if len(skipped) == 1 else 'are'} left out, "
+            "because a federated run lacks the parts of lightning.Trainer that are watched; docs/howto/hooks.md says "
+            "what takes their place."
+        )
+    of_module = check_callbacks([each for each in given if not _is_one_of(each, WATCHING_CALLBACKS)])
+    classes = {type(each) for each in callbacks} - {Callback}  # a plain Callback() would be above all of them
+    replaced = [each for each in classes if any(isinstance(own, each) for own in of_module)]
+    kept = [each for each in callbacks if type(each) not in replaced]
+    return [*kept, *of_module]
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, AnyCallback) else list(given or [])
+
+
+def _is_one_of(callback: Any, kinds: tuple[type[Callback], ...]) -> bool:
+    return any(isinstance(callback, both(kind)) for kind in kinds)
+
+
 def check_callbacks(given: Any) -> list[Callback]:
     """Return the callbacks that the settings or the module gave, a list of them, one or None, as a list.
 
@@ -43,11 +76,11 @@ def check_callbacks(given: Any) -> list[Callback]:
         ConfigurationError: A callback cannot work with federated rounds, is none, or is an EarlyStopping that checks
             after local epochs.
     """
-    callbacks: list[Any] = [given] if isinstance(given, AnyCallback) else list(given or [])
+    callbacks = _listed(given)
     for callback in callbacks:
         if not isinstance(callback, AnyCallback):
             raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")
-        if any(isinstance(callback, both(kind)) for kind in REFUSED_CALLBACKS):
+        if _is_one_of(callback, REFUSED_CALLBACKS):
             raise ConfigurationError(
                 f"trainer.callbacks: {type(callback).__name__} needs parts of lightning.Trainer that a federated run "
                 "does not have; leave it out. docs/howto/hooks.md says what takes its place, e.g. RoundCheckpoint for "

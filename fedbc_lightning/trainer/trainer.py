@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.devices import prepare_deterministic
@@ -32,7 +34,15 @@ from fedbc_lightning.run.set_up import begin, find_beginning, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
-from fedbc_lightning.trainer.arguments import callbacks_of_settings, check_algorithm, check_callbacks, check_datamodule
+from fedbc_lightning.trainer.arguments import (
+    callbacks_of_settings,
+    check_algorithm,
+    check_datamodule,
+    with_callbacks_of,
+)
+
+# Modules that a run of this process has trained
+_TRAINED: WeakSet[LightningModule] = WeakSet()
 
 
 class FederatedTrainer(RunView):
@@ -227,9 +237,16 @@ class FederatedTrainer(RunView):
         # Lightning's callbacks ask trainer.state.fn whether they see a fit.
         self.state.fn = fn
         self.progress = self.progress.of_next_run()
+        if fn == TrainerFn.FITTING and ckpt_path is None and model in _TRAINED:
+            rank_zero_info(
+                "model: an earlier run has trained this object, and this run starts at the weights that it holds now. "
+                "Make a new one to train from its initial weights; to go on with the earlier run, give its ckpt_path."
+            )
         result, outcome = run_in_processes(self, self._fabric, request, self._perform)
         if outcome is None:
             return result
+        if fn == TrainerFn.FITTING:
+            _TRAINED.add(model)
         self._run, self._outcome, self.progress = None, outcome, outcome.progress
         return outcome.result
 
@@ -237,7 +254,7 @@ class FederatedTrainer(RunView):
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
         beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
-        hooks = Hooks(self, model, [*self.callbacks, *check_callbacks(model.configure_callbacks())])
+        hooks = Hooks(self, model, with_callbacks_of(model, self.callbacks))
         with preserved_globals(fabric.device), ExitStack() as at_the_end:
             at_the_end.callback(model.cpu)  # where lightning.Trainer leaves it, too
             run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
@@ -248,5 +265,6 @@ class FederatedTrainer(RunView):
     def _train(self, run: Run) -> FitResult:
         """Train a run that was set up for :meth:`fit`."""
         self._recorder = Recorder(run)
+        _TRAINED.add(run.user.module)
         RoundLoop(run, self._recorder).run()
         return self._recorder.result()

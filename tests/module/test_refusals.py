@@ -44,11 +44,6 @@ class TakesLoader(Guarded):
         return None
 
 
-class OwnLog(Guarded):
-    def log(self, name, value, **options):
-        super().log(f"mine/{name}", value, **options)
-
-
 class DPOptimizer(SGD):
     """Stands for the optimizer of Opacus, which is not installed here."""
 
@@ -94,7 +89,6 @@ def run(tmp_path, module=Guarded, data=None, **options):
         (altered(lambda m: m.register_parameter("more", nn.Parameter(torch.zeros(2) * 1j))), "complex"),
         (altered(lambda m: setattr(m, "net", nn.LazyLinear(3))), "(?i)lazy|uninitiali[sz]ed"),
         (TakesLoader, r"TakesLoader.test_step takes dataloader_idx.*\(batch, batch_idx\)"),
-        (OwnLog, "OwnLog.log is a method of its own.*let it call self.log"),
         (lambda: nn.Linear(2, 2), "LightningModule"),
         (lambda: Guarded, "model: got the class Guarded; give a LightningModule"),
     ],
