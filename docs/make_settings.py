@@ -23,10 +23,12 @@ from fedbc_lightning import (  # noqa: E402
     partition,
 )
 from fedbc_lightning.cli.classes import import_path  # noqa: E402
+from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS  # noqa: E402
 from fedbc_lightning.data import FederatedDataModule  # noqa: E402
 from fedbc_lightning.federation.participation import Stragglers  # noqa: E402
 from fedbc_lightning.partition import Partitioner  # noqa: E402
 from fedbc_lightning.studies.study import Study  # noqa: E402
+from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 
@@ -80,12 +82,26 @@ def section(cls: type, shared: Iterable[Parameter] = ()) -> str:
     return f"### {cls.__name__}\n\n`{import_path(cls)}`: {first_line(cls)}\n\n{table(own)}"
 
 
+def of_lightning() -> str:
+    """Return the tables of ``lightning.Trainer``'s arguments and of the callbacks that need parts of it."""
+    text = "## lightning.Trainer's arguments\n\nThe trainer's settings take the place of Lightning's, or are the same:"
+    rows = [
+        f"| `{name}` | {'kept' if place.use is None else place.use or 'nothing'} | {place.note or 'The same.'} |"
+        for name, place in LIGHTNING_ARGUMENTS.items()
+    ]
+    callbacks = [f"| `{kind.__name__}` | {instead} |" for kind, instead in REFUSED_CALLBACKS.items()]
+    text += "\n\n" + "\n".join(["| lightning.Trainer | here | meaning |", "|---|---|---|", *rows])
+    text += "\n\nSome callbacks need parts of `lightning.Trainer` that a federated run does not have:\n\n"
+    return text + "\n".join(["| callback | in its place |", "|---|---|", *callbacks])
+
+
 def make_page() -> str:
     """Return the whole page."""
     shared = read_parameters(FederatedDataModule)
     text = [HEAD.rstrip(), "## The whole run", table(RUN), "## trainer", table(read_parameters(FederatedTrainer))]
     for key, cls in TRAINER_PARTS.items():
         text += [f"### trainer.{key}", table(read_parameters(cls), f"{key}.")]
+    text.append(of_lightning())
     methods = ", ".join(
         f"[{read_docstring(cls).name}](../algorithms.md#{anchor(cls)})" for part in families().values() for cls in part
     )

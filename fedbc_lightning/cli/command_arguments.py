@@ -30,7 +30,10 @@ STUDY_COMMANDS = {
 }
 
 # The commands that read and make no runs, each with a description in one line
-TOOLS = {"completion": "print a script that completes command lines in bash or zsh"}
+TOOLS = {
+    "adopt": "turn a config of LightningCLI into one of fit, and say what changed",
+    "completion": "print a script that completes command lines in bash or zsh",
+}
 
 COMMANDS = SUBCOMMANDS | STUDY_COMMANDS | TOOLS
 

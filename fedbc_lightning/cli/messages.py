@@ -17,6 +17,7 @@ from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, subclasses
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, SUBCOMMANDS, option_values, shipped_configs
 from fedbc_lightning.core.errors import did_you_mean, nearest
+from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.partition import Partitioner
@@ -24,7 +25,7 @@ from fedbc_lightning.partition import Partitioner
 # Map from names that options have in other programs to ours
 SYNONYMS = {
     "seed": "seed_everything", "datamodule": "data", "dataset": "data", "method": "algorithm",
-    "epochs": "trainer.local_epochs", "max_epochs": "trainer.local_epochs", "rounds": "trainer.max_rounds",
+    "epochs": "trainer.local_epochs", "rounds": "trainer.max_rounds",
     "num_rounds": "trainer.max_rounds", "gpu": "trainer.devices", "gpus": "trainer.devices",
     "device": "trainer.accelerator", "resume": "ckpt_path", "checkpoint": "ckpt_path", "ckpt": "ckpt_path",
     "learning_rate": "model.lr", "output_dir": "trainer.default_root_dir", "clients": "trainer.clients_per_round",
@@ -101,6 +102,8 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
         path: Key of the class that has no such argument.
         cls: That class.
     """
+    if (lightnings := key.removeprefix("trainer.")) in LIGHTNING_ARGUMENTS and not path:
+        return f"unknown key '{key}', an argument of lightning.Trainer: {advice(lightnings)}"
     inside = [f"{path}.{name}" for name in arguments_of(cls)] if cls else []
     candidates = [*inside, *keys]
     if any(name.startswith("model") for name in keys):  # a command on one run, which has the keys of classes, too

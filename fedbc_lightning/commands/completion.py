@@ -11,6 +11,7 @@ from fedbc_lightning.cli.classes import arguments_of, choices
 from fedbc_lightning.cli.command_arguments import COMMANDS, PROG, STUDY_COMMANDS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
+from fedbc_lightning.commands import adopt
 from fedbc_lightning.commands.studies import command_parser
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import UsageError
@@ -82,7 +83,7 @@ def script(shell: str) -> str:
         key = action.dest.removesuffix(".help")
         if key == "config":
             action.complete = dict.fromkeys(SHELLS, "_fedbc_config_files")
-        elif key in ("ckpt_path", "folder"):
+        elif key in ("ckpt_path", "file", "folder"):
             action.complete = shtab.FILE
         elif key in ours:
             # By the name alone. jsonargparse 4.53 would go on to the arguments of every class that may stand in a class
@@ -96,7 +97,7 @@ def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser
     """Return the parser of the program, and those of its commands."""
     parser = capture_parser(FederatedCLI, args=[], parser_kwargs={"prog": PROG})
     others: dict[str, Any] = {command: command_parser(command) for command in STUDY_COMMANDS}
-    others |= {"completion": _own_parser()}
+    others |= {"adopt": adopt.command_parser(), "completion": _own_parser()}
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))
     for command, other in others.items():

@@ -159,7 +159,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         if words[0] in TOOLS:
-            return import_module("fedbc_lightning.commands.completion").completion(words[1:])
+            return getattr(import_module(f"fedbc_lightning.commands.{words[0]}"), words[0])(words[1:])
         if is_of_studies:
             return getattr(import_module("fedbc_lightning.commands.studies"), words[0])(words[1:])
         FederatedCLI(args=words, started=started, parser_kwargs={"prog": PROG})

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hin
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.federation.channel import ChannelPart
@@ -230,6 +231,10 @@ def with_arguments_of(
 
     def decorate(init: Callable[[Any, RunSettings], None]) -> Callable[Concatenate[Any, Arguments], None]:
         def with_settings(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            lightnings = [name for name in kwargs if name in LIGHTNING_ARGUMENTS and name not in signature.parameters]
+            if lightnings:
+                advised = "; ".join(f"{name}: {advice(name).rstrip('.')}" for name in lightnings)
+                raise ConfigurationError(f"trainer: it has no such arguments as lightning.Trainer's {advised}.")
             init(self, settings(*args, **kwargs))
 
         signature, hints = inspect.signature(settings), get_type_hints(settings)

@@ -18,17 +18,33 @@ from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.run.settings import RunSettings
 
-# They read or change parts of lightning.Trainer that a federated run does not have: its optimizers, batches, devices.
-# Lightning would call them, and they would end in a traceback or do nothing.
-WATCHING_CALLBACKS: tuple[type[Callback], ...] = (
-    lightnings.DeviceStatsMonitor, lightnings.LearningRateMonitor, lightnings.ModelCheckpoint,
-    lightnings.OnExceptionCheckpoint, lightnings.ProgressBar, lightnings.ThroughputMonitor,
-)  # fmt: skip
-REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
-    *WATCHING_CALLBACKS, lightnings.BaseFinetuning, lightnings.BatchSizeFinder,
-    lightnings.GradientAccumulationScheduler, lightnings.LearningRateFinder, lightnings.ModelPruning,
-    lightnings.StochasticWeightAveraging, WeightAveraging,
-)  # fmt: skip
+# Callbacks that watch parts of lightning.Trainer that a federated run does not have, each with what takes its place.
+# Where a module's own configure_callbacks returns one, it is left out with a line.
+WATCHING_CALLBACKS: dict[type[Callback], str] = {
+    lightnings.ModelCheckpoint: "`fedbc_lightning.callbacks.RoundCheckpoint`, which keeps the best round",
+    lightnings.OnExceptionCheckpoint: "nothing: `last.ckpt` is written on every exception",
+    lightnings.LearningRateMonitor: "`self.log` of the rate in `training_step`",
+    lightnings.ThroughputMonitor: "nothing: `time/round_seconds` is logged by itself",
+    lightnings.DeviceStatsMonitor: "`fedbc-cli plan`, which tells the memory of a run",
+    lightnings.ProgressBar: "`RoundProgressBar`, which is there already",
+}
+
+# Those and the ones that change such parts: its optimizers, batches, devices. Lightning would call them, and they would
+# end in a traceback or do nothing.
+REFUSED_CALLBACKS = WATCHING_CALLBACKS | {
+    lightnings.GradientAccumulationScheduler: "`trainer.accumulate_grad_batches`",
+    lightnings.StochasticWeightAveraging: "the server, which averages",
+    WeightAveraging: "the server, which averages",
+    lightnings.LearningRateFinder: "a study: `fedbc-cli compare`",
+    lightnings.BatchSizeFinder: "`data.batch_size`",
+    lightnings.BaseFinetuning: "freezing in the module's `__init__`",
+    lightnings.ModelPruning: "pruning in the module's `__init__`",
+}
+
+
+def refused_kind(cls: type) -> type[Callback] | None:
+    """Return which of the refused callbacks a class is or is derived from, or None."""
+    return next((kind for kind in REFUSED_CALLBACKS if issubclass(cls, both(kind))), None)
 
 
 def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
@@ -47,14 +63,14 @@ def with_callbacks_of(model: LightningModule, callbacks: list[Callback]) -> list
     parts of lightning.Trainer are left out with a line, because the module need not be changed for them.
     """
     given = _listed(model.configure_callbacks())
-    skipped = sorted({type(each).__name__ for each in given if _is_one_of(each, WATCHING_CALLBACKS)})
+    skipped = sorted({type(each).__name__ for each in given if refused_kind(type(each)) in WATCHING_CALLBACKS})
     if skipped:
         rank_zero_info(
             f"model: {', '.join(skipped)} of configure_callbacks {'is' if len(skipped) == 1 else 'are'} left out, "
-            "because a federated run lacks the parts of lightning.Trainer that are watched; docs/howto/hooks.md says "
-            "what takes their place."
+            "because a federated run lacks the parts of lightning.Trainer that are watched; docs/reference/settings.md "
+            "says what takes their place."
         )
-    of_module = check_callbacks([each for each in given if not _is_one_of(each, WATCHING_CALLBACKS)])
+    of_module = check_callbacks([each for each in given if refused_kind(type(each)) not in WATCHING_CALLBACKS])
     classes = {type(each) for each in callbacks} - {Callback}  # a plain Callback() would be above all of them
     replaced = [each for each in classes if any(isinstance(own, each) for own in of_module)]
     kept = [each for each in callbacks if type(each) not in replaced]
@@ -63,10 +79,6 @@ def with_callbacks_of(model: LightningModule, callbacks: list[Callback]) -> list
 
 def _listed(given: Any) -> list[Any]:
     return [given] if isinstance(given, AnyCallback) else list(given or [])
-
-
-def _is_one_of(callback: Any, kinds: tuple[type[Callback], ...]) -> bool:
-    return any(isinstance(callback, both(kind)) for kind in kinds)
 
 
 def check_callbacks(given: Any) -> list[Callback]:
@@ -80,11 +92,10 @@ def check_callbacks(given: Any) -> list[Callback]:
     for callback in callbacks:
         if not isinstance(callback, AnyCallback):
             raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")
-        if _is_one_of(callback, REFUSED_CALLBACKS):
+        if (kind := refused_kind(type(callback))) is not None:
             raise ConfigurationError(
                 f"trainer.callbacks: {type(callback).__name__} needs parts of lightning.Trainer that a federated run "
-                "does not have; leave it out. docs/howto/hooks.md says what takes its place, e.g. RoundCheckpoint for "
-                "ModelCheckpoint."
+                f"does not have; leave it out. In its place: {REFUSED_CALLBACKS[kind]}."
             )
         if isinstance(callback, both(lightnings.EarlyStopping)) and stops_after_epochs(callback):
             raise ConfigurationError(

@@ -23,6 +23,8 @@ MISTAKES = {
     # keys
     f"{FIT} --trainer.max_round 3": "unknown key 'trainer.max_round': did you mean --trainer.max_rounds?",
     f"{FIT} --config misspelt.yaml": "misspelt.yaml, line 2: unknown key 'trainer.max_rouds': did you mean",
+    f"{FIT} --trainer.limit_train_batches 3": "'trainer.limit_train_batches', an argument of lightning.Trainer: use",
+    f"{FIT} --max_epochs 3": "unknown key 'max_epochs', an argument of lightning.Trainer: use max_rounds and local_ep",
     f"{FIT} --seed 3": "did you mean --seed_everything?",
     f"{FIT} --lr 0.1": "did you mean --model.lr or --algorithm.lr?",
     f"{FIT} max_rounds=3": "unknown key 'max_rounds': did you mean --trainer.max_rounds?",

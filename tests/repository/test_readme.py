@@ -108,7 +108,7 @@ def test_the_result_of_a_run_is_read_as_the_page_says(tmp_path, monkeypatch):
     assert len(names["result"].history) == 3
 
 
-ELSEWHERE = "mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
+ELSEWHERE = "adopt|ours.yaml|mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
 """What is tried above, or needs a run or hours."""
 
 
