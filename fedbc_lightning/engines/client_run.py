@@ -136,10 +136,13 @@ class ClientRun(ABC):
         self.collector = self.user.start_collecting()
         if informs_module or not self.loader.gathers_plainly:
             self.inform_module()
-        self.optimizer.reset(asked.lr_scale, epochs=self.first_epoch, steps=self.before.steps)
+        passed = {"epochs": self.first_epoch, "steps": self.before.steps}
+        self.optimizer.reset(asked.lr_scale, **passed)
         if client not in cohort.started:
             cohort.started.add(client)
             self.hooks.call("on_client_start", client)
+            if self.hooks.listens("on_client_start") and self.optimizer.renew("on_client_start"):
+                self.optimizer.reset(asked.lr_scale, **passed)
 
     def inform_module(self) -> None:
         """Put the module into training mode, and let ``self.trainer`` show it which client it trains.

@@ -101,6 +101,7 @@ class Workbench:
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
         shows_gradients: Whether a hook or the module may look at a step's gradients.
+        has_hooks: Whether a hook of the user's may change what ``configure_optimizers`` reads.
         has_client_hooks: Whether the module or a callback is called for each client or step.
     """
 
@@ -145,6 +146,7 @@ class Workbench:
         self._customizes_steps = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
+        self.has_hooks = hooks.is_there_any
         self.has_client_hooks = self._customizes_steps or any(map(hooks.listens, CLIENT_HOOKS))
 
     @classmethod
@@ -194,6 +196,8 @@ class Workbench:
         self.round, self.grad_scale = round, grad_scale
         self.recorder.start_round(round)
         self.optimizer.learning_rates = learning_rates
+        if self.has_hooks:
+            self.optimizer.renew()
 
     # what a step consists of
 

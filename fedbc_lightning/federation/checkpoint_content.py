@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
         "written_parameters": federation.layout.written,
         "best_metrics": federation.user.best_metrics.values,
         "per_tensor_optimizer": not federation.bench.optimizer.is_flat,
+        **({"set_by_hooks": set_by_hooks(federation)} if federation.bench.has_hooks else {}),
     }
+
+
+def set_by_hooks(federation: Federation) -> dict[str, Any]:
+    """Return what hooks of the run and of rounds have set for all clients beside the model; see :func:`put_back`."""
+    return {"options": federation.bench.optimizer.written, "evaluating": federation.user.evaluating}
 
 
 def module_state_of(
@@ -132,6 +139,14 @@ def load_state(
     # The run had found an optimizer whose steps differ on flat slices; finding that anew would cost a round.
     if state["per_tensor_optimizer"] and federation.bench.optimizer.is_flat:
         federation.bench.optimizer.use_per_tensor()
+    put_back(federation, state.get("set_by_hooks", {}))
+
+
+def put_back(federation: Federation, found: dict[str, Any]) -> None:
+    """Let clients begin with the options and modes that hooks had set, as :func:`set_by_hooks` returned them."""
+    if found:
+        federation.bench.optimizer.written = copy.deepcopy(found["options"])
+        federation.user.evaluating = found["evaluating"]
 
 
 def adopt(federation: Federation, other: Federation) -> None:

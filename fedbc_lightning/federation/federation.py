@@ -107,6 +107,7 @@ class Federation:
         kept = kept_names(user.module, local_parameters, buffers)
         self.bench = Workbench.of_module(user, configured, self.local, datamodule, seed, kept)
         self.layout = self.bench.layout
+        self.bench.optimizer.learning_rates = self.schedule.learning_rates
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         # z⁰ is the model as the user made it, read before anything takes a step on the module.

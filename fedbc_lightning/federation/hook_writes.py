@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import Weights, WrittenParametersError
 from fedbc_lightning.state.layout import is_same
@@ -34,10 +36,13 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         ConfigurationError: A hook added or replaced parameters instead of writing into them, or froze or thawed some.
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
-    is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
+    heard = [name for name in START_HOOKS if federation.user.hooks.listens(name)]
+    is_heard = bool(heard)
     layout, fabric = federation.layout, federation.fabric
     before, frozen = layout.weights(), layout.frozen.copies(of_all=True) if is_resumed and is_heard else {}
-    yield
+    settings = copy.deepcopy(checkpoint_content.set_by_hooks(federation)) if is_resumed else {}
+    with _taking_settings(federation, ", ".join(heard)):
+        yield
     if is_heard:
         layout.check_replaced(at_start=True)
     after = layout.weights()
@@ -46,10 +51,12 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     if is_resumed:
         layout.frozen.put_back(frozen)
         federation.load_global()
-        if after.differ_from(before):
+        is_other = checkpoint_content.set_by_hooks(federation) != settings
+        checkpoint_content.put_back(federation, settings)
+        if after.differ_from(before) or is_other:
             rank_zero_info(
-                "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
-                "(on_fit_start, on_train_start) is not taken again."
+                "Resumed: weights, buffers, modes and the optimizer's options are those of the checkpoint; what hooks "
+                "wrote into them at the start (on_fit_start, on_train_start) is not taken again."
             )
     # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
     elif fabric.world_size > 1 or after.differ_from(before):
@@ -68,7 +75,8 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
         yield
         return
     before, scratch = federation.layout.weights(), [each.value.clone() for each in federation.user.scratch]
-    yield
+    with _taking_settings(federation, hook):
+        yield
     after = federation.layout.weights()
     _say_that_scratch_is_put_back(federation, hook, scratch)
     if not any(gather_objects(federation.fabric, after.differ_from(before))):
@@ -78,6 +86,13 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
         # Elements that were not written keep the server's value: under half precision the module holds z rounded.
         server.replace(name, torch.where(now == was, server[name], now))
     federation.load_global()
+
+
+@contextmanager
+def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
+    """Let every client begin with the modes and the optimizer's options that hooks inside this context leave."""
+    with federation.user.taking_modes(), federation.bench.optimizer.taking_writes(hook):
+        yield
 
 
 @contextmanager

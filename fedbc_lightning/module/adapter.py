@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -123,6 +123,7 @@ class UserModule:
     Attributes:
         log: What the module gets as its ``self.log``.
         scratch: The buffers that do not travel, each with the values that every client finds in it.
+        modes: The module's parts, each with the mode in which every client finds it.
         has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
         place: Client, stage and round of the current evaluation, for a note on an exception.
 
@@ -160,7 +161,7 @@ class UserModule:
         self.keep_scratch()
         self._kept_optimizers: KeptState | None = None
         self.place = ""
-        self._modes = [(m, m.training) for m in module.modules()]
+        self.keep_modes()
         self.takes_index = {
             name: is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) for name in STEPS
         }
@@ -219,9 +220,32 @@ class UserModule:
 
     # modes
 
+    def keep_modes(self) -> None:
+        """Let every client begin with the modes that the module's parts have now."""
+        self.modes = [(child, child.training) for child in self.module.modules()]
+
+    @property
+    def evaluating(self) -> list[str]:
+        """The names of the parts that stay in evaluation mode while clients train."""
+        names = {child: name for name, child in self.module.named_modules()}
+        return [names[child] for child, is_training in self.modes if not is_training and child in names]
+
+    @evaluating.setter
+    def evaluating(self, names: Collection[str]) -> None:
+        for name, child in self.module.named_modules():
+            child.training = name not in names
+        self.keep_modes()
+
+    @contextmanager
+    def taking_modes(self) -> Iterator[None]:
+        """Let every client begin with the modes that a hook of the run or of a round leaves."""
+        self.train_mode()
+        yield
+        self.keep_modes()
+
     def train_mode(self) -> None:
         """Restore training mode as the user left it: parts that were in evaluation mode stay in it."""
-        for child, mode in self._modes:
+        for child, mode in self.modes:
             if child.training != mode:  # nn.Module.__setattr__ is slow
                 child.training = mode
 

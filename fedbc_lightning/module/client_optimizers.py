@@ -7,8 +7,10 @@ parameter row.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.kept_optimizers import KeptState
+from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -50,6 +52,8 @@ class LocalOptimizer:
 
     Attributes:
         has_schedulers: Whether there are schedulers, returned or stepped by the module itself.
+        learning_rates: The learning rate of each group in the current round, if the server has schedulers.
+        written: Options of each group that hooks of the run and of rounds wrote: every client begins with them.
     """
 
     def __init__(
@@ -62,8 +66,10 @@ class LocalOptimizer:
         own = any(overrides(user.module, name, LightningModule) for name in ("optimizer_zero_grad", "optimizer_step"))
         self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
         self.learning_rates: list[float] | None = None
+        self.written: list[dict[str, Any]] = [{} for _ in configured.optimizer.param_groups]
         self._fast_forward = FastForward()
         self._take(configured)
+        self._facts = self._look()
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -134,6 +140,7 @@ class LocalOptimizer:
             self.optimizer.state.clear()
             self._fresh.load(self.optimizer, self._all_schedulers)
             self.optimizer.state.update(initial_state(self.optimizer))
+        self._write_options(self.optimizer)
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
             self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
@@ -143,6 +150,95 @@ class LocalOptimizer:
         if lr_scale != 1:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * lr_scale
+
+    def load_options(self, optimizer: Optimizer) -> None:
+        """Give another optimizer of the same groups the options with which each client begins."""
+        self._made.load(optimizer, ())
+        self._write_options(optimizer)
+
+    def _write_options(self, optimizer: Optimizer) -> None:
+        for group, written in zip(optimizer.param_groups, self.written, strict=True):
+            group.update(written)
+
+    @contextmanager
+    def taking_writes(self, hook: str) -> Iterator[None]:
+        """Let every client begin with what a hook of the run or of a round sets: options of groups, or attributes.
+
+        Args:
+            hook: Name of the hook, for messages.
+
+        Raises:
+            ConfigurationError: The hook changed what methods and engines were set up for, or a learning rate that
+                belongs to the server's schedulers.
+        """
+        self.reset()
+        before = ScheduleState.read(self.optimizer, ()).groups
+        yield
+        self._check(hook)
+        for group, was, written in zip(self.optimizer.param_groups, before, self.written, strict=True):
+            changed = {name: value for name, value in group.items() if name != "params" and value != was.get(name)}
+            if changed:
+                self._fast_forward = FastForward()  # its states were moved from other rates
+            self._check_rates(hook, changed)
+            written |= copy.deepcopy(changed)
+        self.renew(hook)
+
+    def renew(self, hooks: str = "a hook") -> bool:
+        """Call ``configure_optimizers`` again, since hooks may have changed what it reads, and take what is new.
+
+        Args:
+            hooks: The hooks that were called since it was called last, for messages.
+
+        Returns:
+            Whether it returns something else than before.
+
+        Raises:
+            ConfigurationError: See :meth:`taking_writes`.
+        """
+        if self.is_made_anew:
+            return False
+        before, configured = self._made, configure(self._user)
+        kept, parts = set(map(id, kept_by(self._user.module))), set(map(id, configured.parts))
+        is_same = ScheduleState.read(configured.optimizer, configured.schedulers) == before
+        if not is_same or kept & parts:
+            for name, registered in vars(self.optimizer).items():
+                if name.endswith("_hooks") and not vars(configured.optimizer).get(name):
+                    vars(configured.optimizer)[name] = registered
+            self._take(configured)
+        if is_same:
+            return False
+        self._fast_forward = FastForward()
+        self._check(hooks)
+        for new, old, written in zip(self._made.groups, before.groups, self.written, strict=True):
+            changed = {name: value for name, value in new.items() if value != old.get(name)}
+            self._check_rates(hooks, changed)
+            for name in changed:
+                written.pop(name, None)
+        return True
+
+    def _look(self) -> tuple[Any, ...]:
+        """Return what methods and engines rely on."""
+        groups = self.optimizer.param_groups
+        return (
+            type(self.optimizer), [sum(p.numel() for p in group["params"]) for group in groups], self.sgd_momentum,
+            self.is_plain_sgd, [type(config.scheduler) for config in self.schedulers],
+        )  # fmt: skip
+
+    def _check(self, hook: str) -> None:
+        """Raise if the optimizer is another one than that for which methods and engines were set up."""
+        if self._look() != self._facts:
+            raise ConfigurationError(
+                f"model: {hook} changed the optimizer's class, groups, schedulers or SGD's momentum or weight decay, "
+                "for which the method was set up; write them in configure_optimizers. Hooks may change learning rates "
+                "and the other options of its groups."
+            )
+
+    def _check_rates(self, hook: str, changed: dict[str, Any]) -> None:
+        if "lr" in changed and self.learning_rates is not None:
+            raise ConfigurationError(
+                f"model: {hook} set a learning rate, but those of the clients are the server's scheduler's (interval "
+                "'round', or one that monitors what evaluation logs); leave out one of the two."
+            )
 
     def _made_from(self) -> tuple[Any, ...] | None:
         """Return the values of ``self.trainer`` that the schedulers may depend on; None if one of them may change."""
@@ -157,6 +253,7 @@ class LocalOptimizer:
     def _take(self, configured: Configured) -> None:
         self.configured = configured
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
+        self._made = ScheduleState.read(self.optimizer, self.schedulers)
         self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.by_hand)]
         self.has_schedulers = bool(self._all_schedulers)
         self.is_made_anew = bool(configured.reads)

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 
 from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.origin import is_ours
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
@@ -39,6 +40,17 @@ class Hooks:
         """Return whether a callback or the module overrides the hook."""
         callbacks, own = self._find(name)
         return bool(callbacks) or own is not None
+
+    @property
+    def is_there_any(self) -> bool:
+        """Whether the module or a callback of the user's overrides any hook."""
+        bases: dict[Any, type] = {self._module: LightningModule, **dict.fromkeys(self.callbacks, Callback)}
+        return any(
+            name.startswith("on_") and callable(getattr(owner, name, None)) and overrides(owner, name, base)
+            for owner, base in bases.items()
+            if not is_ours(owner)
+            for name in dir(owner)
+        )
 
     def listens_itself(self, name: str) -> bool:
         """Return whether the module overrides the hook."""

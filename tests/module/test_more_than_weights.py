@@ -95,7 +95,7 @@ def test_a_resumed_run_does_not_take_the_start_again(tmp_path, caplog):
         fit(tmp_path / "parts", 2, seed=5)
         assert "is not taken again" not in caplog.text
         assert_equal_trees(fit(tmp_path / "parts", 3, seed=6, path="last"), whole)
-    assert caplog.text.count("what hooks wrote into them at the start (on_fit_start, on_train_start) is not taken") == 1
+    assert caplog.text.count("hooks wrote into them at the start (on_fit_start, on_train_start) is not taken") == 1
 
 
 def test_what_round_hooks_write_into_a_buffer_that_does_not_travel_is_told_once(tmp_path, caplog):

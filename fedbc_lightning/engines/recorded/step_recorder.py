@@ -104,7 +104,7 @@ class StepRecorder:
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._step = -1, user.module.training_step
+        self._round, self._step, self._modes = -1, user.module.training_step, user.modes
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
         self._is_asked = record_steps is True
@@ -123,7 +123,7 @@ class StepRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, without recordings, which are about the objects of this process."""
-        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard", "_step"))
+        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard", "_step", "_modes"))
         return {**vars(self), "_counts": {}, "_found": {}, **nothing}
 
     def promise(self) -> None:
@@ -152,14 +152,15 @@ class StepRecorder:
             )
 
     def start_round(self, round: int) -> None:
-        """Let each recording be compared once in this round; forget all if the step or hooks on its layers are new."""
+        """Let each recording be compared once in this round; forget all if step, modes or hooks on layers are new."""
         if self._round < 0 and self._is_asked and self.reason is not None:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
-        if step != self._step or (self._found and _has_hooks(self._module)):
+        modes = self._user.modes
+        if step != self._step or modes != self._modes or (self._found and _has_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
-        self._step = step
+        self._step, self._modes = step, modes
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.

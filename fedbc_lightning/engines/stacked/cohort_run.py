@@ -66,7 +66,7 @@ class CohortRun:
         self.user.put_scratch_back()
         self.loaders = self.bench.train_loaders(self.cohort.ids)
         self.optimizer = self.stacked.optimizer
-        self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, self.asked.lr_scale)
+        self.optimizer.start(self.w, grad, self.bench.optimizer, self.asked.lr_scale)
 
     # a gradient
 

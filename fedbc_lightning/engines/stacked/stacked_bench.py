@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
 from fedbc_lightning.engines.step_function import StepFunction, StepOutput
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.client_optimizers import FlatSGD, choose_loop, initial_state
+from fedbc_lightning.module.client_optimizers import FlatSGD, LocalOptimizer, choose_loop, initial_state
 from fedbc_lightning.module.collector import ColumnCollector, reduction
-from fedbc_lightning.module.schedulers import Configured, ScheduleState
+from fedbc_lightning.module.schedulers import Configured
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Bytes that the matrices (K, d) of a cohort may take.
@@ -47,17 +47,24 @@ class StackedOptimizer:
 
     def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
         self._optimizer, self._parts = configured.optimizer, layout.group_parts
-        self._fresh = ScheduleState.read(self._optimizer, ())
         self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
         self._take_step: Callable[[], Any]
         self._num_rows = 0
 
-    def start(self, w: Tensor, grad: Tensor, learning_rates: Sequence[float] | None, lr_scale: float) -> None:
-        """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
+    def start(self, w: Tensor, grad: Tensor, like: LocalOptimizer, lr_scale: float) -> None:
+        """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d).
+
+        Args:
+            w: The rows.
+            grad: The gradients.
+            like: The optimizer of single clients, with whose options these K clients begin.
+            lr_scale: Factor by which the learning rates are multiplied.
+        """
         self._optimizer.state.clear()
         self._leaves = []
-        self._fresh.load(self._optimizer, ())
+        like.load_options(self._optimizer)
+        learning_rates = like.learning_rates
         for k, (group, parts) in enumerate(zip(self._optimizer.param_groups, self._parts, strict=True)):
             if learning_rates is not None:
                 group["lr"] = learning_rates[k]

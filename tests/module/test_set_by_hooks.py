@@ -1,0 +1,200 @@
+"""What hooks set (modes, the optimizer's options, attributes that make it, frozen parameters) is in force, or refused.
+
+What is set × the hook that sets it × module or callback × engine. With one client and one round the numbers are those
+of ``lightning.Trainer``; with several rounds those of one plain fit after another, since each has a new optimizer.
+``ALL_CASES=1`` runs all cases, else every seventh one is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.user_modules import CLASSES, FEATURES, UserData
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+from fedbc_lightning import FedAvg, FederatedTrainer
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.engines.recorded import step_recorder
+from module.test_parity import QUIET, fresh, plain
+
+ROUNDS, DECAY = 3, 0.5
+ENGINES = ("sequential", "recorded", "vectorized")
+
+
+class Doubling(nn.Module):
+    """Does in training what it does not in evaluation, without buffers and random numbers."""
+
+    def forward(self, inputs):
+        return 2 * inputs if self.training else inputs
+
+
+class Program(LightningModule):
+    """Its rate is an attribute, which ``configure_optimizers`` reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(FEATURES, 6), Doubling(), nn.Linear(6, CLASSES))
+        self.lr, self.round = 0.1, 1
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), self.lr, weight_decay=0.1)
+
+
+def groups(module):
+    return module.optimizers().param_groups
+
+
+def set_options(module, **options):
+    for group in groups(module):
+        group.update(options)
+
+
+# What is set -> how, in a round
+SETTINGS = {
+    "modes": lambda module, round: module.net[1].train(round == 2),
+    "rate": lambda module, round: set_options(module, lr=0.1 * DECAY**round),
+    "decay": lambda module, round: set_options(module, weight_decay=0.1 * DECAY**round),
+    "attribute": lambda module, round: setattr(module, "lr", 0.1 * DECAY**round),
+    "frozen": lambda module, round: module.net[0].requires_grad_(False),
+}
+HOOKS = ("setup", "on_fit_start", "on_train_start", "on_round_start", "on_train_epoch_start")
+WITHOUT_OPTIMIZER = {("setup", "rate"), ("setup", "decay")}
+CASES = [case for case in itertools.product(HOOKS, SETTINGS) if case not in WITHOUT_OPTIMIZER]
+ALL = list(itertools.product(CASES, ("module", "callback"), ENGINES))
+ONE_IN = 1 if os.environ.get("ALL_CASES") else 7
+
+
+def with_hook(hook, what, owner):
+    """The module and its callbacks, of which one sets something in a hook."""
+    name = "setup" if hook == "setup" else hook
+
+    def of_module(self, *args):
+        SETTINGS[what](self, getattr(self.trainer, "current_round", 1) or 1)
+
+    def of_callback(self, trainer, pl_module, stage=None):
+        SETTINGS[what](pl_module, getattr(trainer, "current_round", 1) or 1)
+
+    if owner == "module":
+        return fresh(type("Hooked", (Program,), {name: of_module})), []
+    return fresh(Program), [type("Hooking", (Callback,), {name: of_callback})()]
+
+
+@cache
+def expected(hook, what, rounds):
+    """The weights after plain fits."""
+    data, model = UserData((16,)), fresh(Program)
+    for round in range(1, rounds + 1):
+        # lightning.Trainer has made its optimizer when on_train_start sets an attribute; here it is made afterwards.
+        is_before = hook == "on_round_start" or (what == "attribute" and hook != "on_train_epoch_start")
+        module, callbacks = (fresh(Program), []) if is_before else with_hook(hook, what, "callback")
+        module.load_state_dict(model.state_dict())
+        if is_before and what in ("rate", "attribute"):
+            module.lr = 0.1 * DECAY**round
+        elif is_before:
+            module, callbacks = with_hook("on_train_start", what, "callback")
+            module.load_state_dict(model.state_dict())
+            callbacks[0].on_train_start = lambda trainer, module, round=round: SETTINGS[what](module, round)
+        plain(Path("unused"), module, data, round, callbacks=callbacks, max_epochs=2)
+        model = module
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def federated(root, model, callbacks, engine, rounds, path=None):
+    """Two clients with the same data in the vectorized engine, else one."""
+    data = SameData((16,) * (2 if engine == "vectorized" else 1))
+    trainer = FederatedTrainer(
+        **QUIET | {"enable_checkpointing": True}, max_rounds=rounds, local_epochs=2, default_root_dir=root, seed=0,
+        callbacks=callbacks, engine="vectorized" if engine == "vectorized" else "sequential",
+        record_steps=engine != "sequential",
+    )  # fmt: skip
+    trainer.fit(model, data, FedAvg(), path)
+    return trainer
+
+
+class SameData(UserData):
+    """All clients have client 0's samples, in client 0's order."""
+
+    def client_train_dataset(self, client):
+        return super().client_train_dataset(0)
+
+    def client_train_dataloader(self, client, *args, **kwargs):
+        return super().client_train_dataloader(0, *args, **kwargs)
+
+
+@pytest.mark.parametrize(("case", "owner", "engine"), ALL[::ONE_IN])
+def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, owner, engine):
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 3, "mapped": 2})
+    (hook, what), rounds = case, ROUNDS if case[0] == "on_round_start" else 1
+    model, callbacks = with_hook(hook, what, owner)
+    if (what == "frozen" and hook != "setup") or (hook == "on_train_epoch_start" and engine == "vectorized"):
+        with pytest.raises(ConfigurationError, match=r"requires_grad of|cannot train with the hook"):
+            federated(tmp_path, model, callbacks, engine, rounds)
+        return
+    federated(tmp_path, model, callbacks, engine, rounds)
+    tolerance = 1e-6 if engine == "vectorized" else 0.0
+    torch.testing.assert_close(
+        list(model.parameters()), expected(hook, what, rounds), rtol=100 * tolerance, atol=tolerance
+    )
+
+
+class Decaying(Program):
+    """Hooks of rounds set all that they can; a run that goes on finds it as it was."""
+
+    def on_train_start(self):
+        set_options(self, lr=0.2)
+
+    def on_round_start(self):
+        if self.trainer.current_round == 2:
+            self.net[1].eval()
+        for group in groups(self):
+            group["weight_decay"] *= DECAY
+
+    def on_round_end(self):
+        for group in groups(self):
+            group["lr"] *= DECAY
+
+
+def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path):
+    whole = fresh(Decaying)
+    trainer = federated(tmp_path / "whole", whole, [], "sequential", 3)
+    options = trainer.federation.bench.optimizer.optimizer.param_groups[0]
+    assert (options["lr"], options["weight_decay"]) == (0.2 * DECAY**3, 0.1 * DECAY**3)
+    for rounds in (2, 3):
+        module = fresh(Decaying)
+        federated(tmp_path / "parts", module, [], "sequential", rounds, "last")
+    torch.testing.assert_close(list(module.parameters()), list(whole.parameters()), rtol=0.0, atol=0.0)
+
+
+class OfRounds(Program):
+    """A scheduler of the server has the clients' rates."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "round"}}
+
+
+REFUSED = {
+    "another class": (Program, lambda m: setattr(m, "configure_optimizers", lambda: torch.optim.SGD(m.parameters()))),
+    "momentum": (OfRounds, lambda m: set_options(m, momentum=0.9)),
+    "a group": (Program, lambda m: groups(m).append({"params": [], "lr": 0.1})),
+    "the server's rates": (OfRounds, lambda m: set_options(m, lr=0.2)),
+    "what the server's rates are made of": (OfRounds, lambda m: setattr(m, "lr", 0.2)),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_methods_were_set_up_for_cannot_be_set(tmp_path, kind):
+    base, change = REFUSED[kind]
+    module = fresh(type("Hooked", (base,), {"on_train_start": change}))
+    with pytest.raises(ConfigurationError, match=r"on_train_start (changed the optimizer's|set a learning rate)"):
+        federated(tmp_path, module, [], "sequential", 1)
