@@ -201,21 +201,26 @@ class Federation:
         return down, up
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
-        """Treat frozen parameters that training writes as buffers, with their present values.
+        """Treat frozen parameters that training writes as buffers; all clients and the server have their present values.
 
-        Call this before the first round is committed.
+        Rows of clients that lie in a file cannot be made longer: then call this before the first round is committed.
         """
         if not names:
             return
-        server = self.server
+        server, clients, grad_scale = self.server, self.clients, self.grad_scale
         self.layout.take_as_buffers(names)
-        buffers = self.layout.read_buffers()
-        buffers[: server["buffers"].numel()] = server["buffers"]
+        buffers, counters = self.layout.read_buffers(), self.layout.read_counters()
+        num_buffers, num_counters = server["buffers"].numel(), server["counters"].numel()
+        buffers[:num_buffers], counters[:num_counters] = server["buffers"], server["counters"]
         self.bench = self.bench.renewed()
         kept = self.layout.read_kept() if server.kept is None else server.kept
-        initial = Weights(server["z"], buffers, server["counters"], kept)
+        initial = Weights(server["z"], buffers, counters, kept)
         self.make_state(initial)  # for whoever catches what an engine refuses below
         self._prepare(initial)
+        if server.round > 1:
+            self.server.continue_from(server)
+            self.clients.continue_from(clients, buffers[num_buffers:], counters[num_counters:])
+            self.grad_scale = grad_scale
 
     def make_state(self, initial: Weights) -> None:
         """Make the state of server and clients anew, as before the first round, with this initial model."""

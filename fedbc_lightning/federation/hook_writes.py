@@ -112,17 +112,19 @@ def not_kept_from_evaluation_hooks(federation: Federation, *hooks: str) -> Itera
 
 
 def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
-    """Go back to the beginning of a first round that wrote frozen parameters, and make them buffers.
+    """Go back to the beginning of the first round that wrote frozen parameters, and make them buffers.
 
     Args:
-        federation: The federation, in which no round is committed yet.
+        federation: The federation.
         error: The error that names the parameters.
         frozen: Values of the frozen parameters before the round, from ``FrozenParameters.copies``.
 
     Raises:
-        WrittenParametersError: Not all of the parameters were copied before the round.
+        WrittenParametersError: Not all of the parameters were copied before the round, or clients' rows in a file
+            would have to be made longer.
     """
-    if not set(error.names) <= frozen.keys():
+    is_in_file = federation.server.round > 1 and federation.clients.file_rows is not None
+    if is_in_file or not set(error.names) <= frozen.keys():
         raise error
     federation.rollback()
     federation.layout.frozen.put_back(frozen)
@@ -131,7 +133,7 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
     rank_zero_info(
         f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
-        "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
+        "networks do: they travel as buffers do (trainer.buffers), and the round begins again."
     )
 
 

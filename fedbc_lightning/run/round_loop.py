@@ -91,6 +91,8 @@ class RoundLoop:
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
             self._hooks.call("on_fit_start")
             self._hooks.call("on_train_start")
+        # Taken once: whoever writes one of them in a later round finds there what it was made with.
+        self._frozen = self._federation.layout.frozen.copies()
         if self._federation.server is not server:  # what the hooks wrote became the initial model
             self._open_rows()
 
@@ -108,15 +110,16 @@ class RoundLoop:
         run.shim.set(current_round=round, current_epoch=round, global_step=round)
         # Hooks may draw from the global generators; with a seed of its own for each round a resumed run draws the same.
         seed_globals(derive(run.seed, "round", round), run.user.device)
-        frozen = federation.layout.frozen.copies() if round == 1 else {}
+        if round > 1:
+            federation.layout.check_trainable()  # what a hook wrote between the rounds would be no client's
         with kept_from_round_hooks(federation, "on_round_start"):
             self._hooks.call("on_round_start")
         try:
             metrics = federation.run_round(round)
         except WrittenParametersError as error:
             # Only training shows which frozen parameters are written, such as a teacher's moving average. They are
-            # then buffers, round 1 is repeated with the longer row, and round 0 is saved again with them.
-            begin_again(federation, error, frozen)
+            # then buffers, the round is repeated with the longer row, and the one before is saved again with them.
+            begin_again(federation, error, self._frozen)
             self._open_rows()
             self._recorder.write_again()
             self._advance()

@@ -259,6 +259,11 @@ class ServerState:
         self.values |= self._replaced
         self._staged, self._replaced = {}, {}
 
+    def continue_from(self, other: ServerState) -> None:
+        """Take over the round and all values of another state but the buffers."""
+        self.round, self._warned = other.round, other._warned
+        self.values |= {name: v for name, v in other.values.items() if name not in ("buffers", "counters")}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return CPU copies of all values but z, which the checkpoint holds under the parameters' names."""
         return {name: value.to("cpu", copy=True) for name, value in self.values.items() if name != "z"}
@@ -301,7 +306,7 @@ class ClientStore:
             "z": z, "zeros": torch.zeros_like(z), "model": torch.cat([z, buffers]), "buffers": buffers,
             "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype),
         }  # fmt: skip
-        kinds = declaration.client_vectors
+        kinds = self._kinds = declaration.client_vectors
         self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
         vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
@@ -387,6 +392,17 @@ class ClientStore:
         else:
             vectors |= self._vectors.state_dict()
         return state | {"vectors": vectors}
+
+    def continue_from(self, other: ClientStore, buffers: Tensor, counters: Tensor) -> None:
+        """Take over the state of another store in memory, whose rows lack these buffers and counters at their end."""
+        state = other.state_dict()
+        more = {"model": buffers.cpu(), "buffers": buffers.cpu(), "counters": counters.cpu()}
+        for name, saved in state["vectors"].items():
+            if self._kinds[name] in more:
+                end = more[self._kinds[name]]
+                saved["rows"] = torch.cat([saved["rows"], end.expand(len(saved["rows"]), -1)], dim=1)
+                saved["initial"] = torch.cat([saved["initial"], end])
+        self.load_state_dict(state, None, None)
 
     def load_state_dict(self, state: dict[str, Any], checkpoint: Any, rows_path: Path | None) -> None:
         """Restore what :meth:`state_dict` returned.

@@ -30,7 +30,7 @@ from fedbc_lightning.state.frozen import FrozenParameters
 
 
 class WrittenParametersError(ConfigurationError):
-    """Raised when training wrote frozen parameters; in the first round they become buffers, and the round restarts.
+    """Raised when training wrote frozen parameters for the first time: they become buffers, and the round restarts.
 
     Args:
         names: The names of the parameters.
@@ -42,10 +42,10 @@ class WrittenParametersError(ConfigurationError):
 
     def __str__(self) -> str:
         return (
-            f"model: '{self.names[0]}' has requires_grad=False and was written for the first time after the first "
-            "round's training (by a hook such as on_round_end, or in a later round), or is too large to be copied "
-            "before it; no client's training may find what another left there. Make it a buffer (register_buffer), "
-            "which hooks and steps may write in any round, or write it in the first round's training, too."
+            f"model: '{self.names[0]}' has requires_grad=False and was written between the rounds (by a hook such as "
+            "on_round_end), after the first round while clients' rows lie in clients.bin, or though it is too large to "
+            "be copied before; no client's training may find what another left there. Make it a buffer "
+            "(register_buffer), which hooks and steps may write in any round."
         )
 
 

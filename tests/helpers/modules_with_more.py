@@ -138,9 +138,13 @@ def best_so_far(folder: Path, **options: Any) -> State:
     return evaluations(trainer) if trainer.is_global_zero else {}
 
 
-def teachers(folder: Path, as_buffers: bool = False, **options: Any) -> State:
+def teachers(
+    folder: Path, as_buffers: bool = False, begins_at: int = 1, algorithm: Any = None, **options: Any
+) -> State:
     trainer = make_trainer(folder, **options)
-    trainer.fit(make_model(Teacher, as_buffers=as_buffers), BoringData(), FedAvg())
+    trainer.fit(
+        make_model(Teacher, as_buffers=as_buffers, begins_at=begins_at), BoringData(), algorithm or FedAvg(), "last"
+    )
     return state_of(trainer)
 
 

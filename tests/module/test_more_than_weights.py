@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from helpers.programs import TESTS, run_ranks
 from lightning.pytorch import Callback
 
 from fedbc_lightning import FedAvg
+from fedbc_lightning.algorithms import FedBC
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state import client_rows
@@ -259,8 +261,21 @@ def test_a_plan_and_the_choice_of_an_engine_leave_a_teacher_as_it_is(tmp_path):
     assert_equal_trees(state_of(trainer), expected)
 
 
-def test_a_teacher_that_begins_late_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False and was written for the f"):
+@pytest.mark.parametrize("buffers", ["average", "local", "global"])
+def test_a_teacher_that_begins_late_travels_from_then_on(tmp_path, buffers):
+    """As an EMA with ``update_after_step`` does; FedBC has rows of clients and numbers of its own to take along."""
+    late: dict[str, Any] = {"buffers": buffers, "begins_at": 2, "algorithm": FedBC(dual_lr=1e-3)}
+    found = teachers(tmp_path / "parameters", **late)
+    expected = teachers(tmp_path / "buffers", as_buffers=True, **late)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].sort().values, value.sort().values, rtol=1e-6, atol=1e-7)
+    teachers(tmp_path / "halves", **late, max_rounds=1, name="a")
+    assert_equal_trees(teachers(tmp_path / "halves", **late, name="a"), found)
+
+
+def test_a_teacher_that_begins_late_is_refused_if_rows_lie_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
+    with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False .* lie in clients.bin"):
         make_trainer(tmp_path).fit(make_model(Teacher, begins_at=2), BoringData(), FedAvg())
 
 
