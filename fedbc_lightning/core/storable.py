@@ -1,11 +1,19 @@
-"""Values that a checkpoint may hold: those that ``torch.load(weights_only=True)`` reads without running code."""
+"""Values that a checkpoint may hold: those that ``torch.load`` reads without running code, as it does by default.
+
+Checkpoints are never loaded with an explicit ``weights_only``: so a user can allow a class to be read
+(``torch.serialization.add_safe_globals``), or everything (``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1``).
+"""
 
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
+from argparse import Namespace
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum
+from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,32 +22,41 @@ from torch import Tensor
 
 
 def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
-    """Copy nested dicts, lists and tuples, with NumPy's scalars replaced by Python's numbers.
+    """Copy nested containers, with values that ``torch.load(weights_only=True)`` refuses replaced by plain ones.
 
-    ``torch.load(weights_only=True)`` refuses NumPy's scalars.
+    NumPy's numbers become numbers and its arrays tensors, enums their values, paths strings, and namespaces and other
+    mappings dicts.
 
     Args:
         value: Value that user code contributes to a checkpoint.
         is_snapshot: Whether tensors are copied, too, so that later changes in place do not reach the copy.
 
     Returns:
-        The copy; values that are neither containers nor NumPy's scalars are the same objects as in ``value``.
+        The copy; other values than these are the same objects as in ``value``.
 
     Example:
-        >>> plain_copy({"best": np.float64(0.5), "rounds": [np.int64(3), "x"]})
-        {'best': 0.5, 'rounds': [3, 'x']}
+        >>> plain_copy({"best": np.float64(0.5), "rounds": [np.int64(3), Namespace(data=PurePath("x"))]})
+        {'best': 0.5, 'rounds': [3, {'data': 'x'}]}
     """
     # A best value of NumPy in a callback's state would make the whole checkpoint unreadable without running code.
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value.copy())
+    if isinstance(value, (Enum, PurePath)):
+        return str(value) if isinstance(value, PurePath) else plain_copy(value.value)
+    if isinstance(value, (Namespace, SimpleNamespace)):
+        value = vars(value)
+    if isinstance(value, Mapping) and not isinstance(value, (OrderedDict, Counter)):
+        value = dict(value)
     if type(value) in (dict, OrderedDict):
         items = ((plain_copy(key), plain_copy(item, is_snapshot=is_snapshot)) for key, item in value.items())
         copied = type(value)(items)
         if isinstance(value, OrderedDict):
             vars(copied).update(vars(value))  # the versions that a module's state_dict carries
         return copied
-    if type(value) in (list, tuple):
-        return type(value)(plain_copy(item, is_snapshot=is_snapshot) for item in value)
+    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
+        return (list if isinstance(value, list) else tuple)(plain_copy(item, is_snapshot=is_snapshot) for item in value)
     return value.detach().to("cpu", copy=True) if is_snapshot and isinstance(value, Tensor) else value
 
 
@@ -61,7 +78,7 @@ def find_unreadable(value: Any, place: str = "") -> str | None:
         if not isinstance(value, Tensor):
             file = io.BytesIO()
             torch.save(value, file)
-            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+            torch.load(io.BytesIO(file.getvalue()))
         return None
     is_list = isinstance(value, (list, tuple))
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list else ()

@@ -125,7 +125,7 @@ def load_state(
         ConfigurationError: The clients' rows cannot be had.
     """
     user, layout, server = federation.user, federation.layout, federation.server
-    user.module.load_state_dict(module_state)
+    user.module.load_state_dict(module_state, strict=user.module.strict_loading)
     # load_state_dict writes frozen parameters, too; from here on a write is one of the user's.
     layout.frozen.mark()
     layout.frozen.forget_hashes()

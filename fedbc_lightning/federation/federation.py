@@ -201,7 +201,7 @@ class Federation:
         return down, up
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
-        """Treat frozen parameters that training writes as buffers; all clients and the server have their present values.
+        """Treat frozen parameters that training writes as buffers, with their present values at server and clients.
 
         Rows of clients that lie in a file cannot be made longer: then call this before the first round is committed.
         """

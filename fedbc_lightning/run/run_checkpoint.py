@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import lightning
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.private_lightning import hparams_name
-from fedbc_lightning.core.storable import plain_copy
+from fedbc_lightning.core.storable import find_unreadable, plain_copy
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.module.monitors import logged_only
 from fedbc_lightning.run.run import Run
@@ -47,7 +50,7 @@ def run_checkpoint(
     }
     content = lightning_checkpoint(run, module_state_of(run.federation, with_frozen=not is_last), ours)
     run.hooks.call_callbacks("on_save_checkpoint", content)
-    return content
+    return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers
 
 
 def states_of_users(run: Run) -> dict[str, Any]:
@@ -81,9 +84,9 @@ def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any
     }
     if module.hparams:
         content[module.CHECKPOINT_HYPER_PARAMS_NAME] = hparams_name(module)
-        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
+        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = kept_hparams(module)
     module.on_save_checkpoint(content)
-    return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers
+    return plain_copy(content)
 
 
 def hyper_parameters(run: Run) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "data.batch_size": run.datamodule.batch_size,
         **_flat("algorithm", vars(run.federation.algorithm)),
-        **_flat("model", dict(run.user.module.hparams)),
+        **_flat("model", kept_hparams(run.user.module)),
     }
     return plain_values(described, tensors=False)
 
@@ -116,6 +119,32 @@ def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> No
                 "the run goes on with the new value.",
                 stacklevel=2,
             )
+
+
+def kept_hparams(module: LightningModule) -> dict[str, Any]:
+    """Return a module's hyper-parameters as checkpoints hold them: plain values; what cannot be read is left out."""
+    plain = plain_copy(dict(module.hparams))
+    quick = plain_values(plain)  # without trying to read each of them
+    return {name: value for name, value in plain.items() if name in quick or find_unreadable(value) is None}
+
+
+def say_what_is_left_out(module: LightningModule) -> None:
+    """Print which hyper-parameters checkpoints lack or hold as another value, so that a loaded model has another."""
+    kept = kept_hparams(module)
+    lacking = [name for name in module.hparams if name not in kept]
+    other = [name for name, value in kept.items() if not _is_same(value, module.hparams[name])]
+    for names, what in ((lacking, "leave out"), (other, "hold as plain numbers, strings, tensors or dicts")):
+        if names:
+            rank_zero_info(
+                f"model: checkpoints {what} the hyper-parameters {', '.join(names)}, because torch reads them without "
+                f"running code. Where __init__ needs the objects: load_from_checkpoint(path, {names[0]}=...)."
+            )
+
+
+def _is_same(plain: Any, value: Any) -> bool:
+    with suppress(Exception):  # several elements of arrays
+        return bool(plain == value)
+    return isinstance(value, Tensor)
 
 
 def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, measu
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_checkpoint import say_what_is_left_out
 from fedbc_lightning.run.tables import read_rows
 
 # A step of such a model is shorter than the hand-over of work to torch's threads, above all beside other programs.
@@ -39,6 +40,7 @@ def say_what_to_expect(run: Run) -> None:
             f"torch uses {threads} threads. Steps of a model of {size:,} parameters are faster on one: set the "
             "environment variable OMP_NUM_THREADS=1 (it may change the last digits of numbers)."
         )
+    say_what_is_left_out(run.user.module)
     if run.settings.privacy is not None:
         _say_what_is_private(run)
 

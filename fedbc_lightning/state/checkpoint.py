@@ -34,7 +34,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint so that `path` holds the old or the new file, whenever the process or the machine dies.
 
     The steps are: temporary file, fsync, replace, fsync of the folder. The replace is the only commit point. Before
-    it, the temporary file is opened with ``weights_only=True`` as :func:`load` will do it; it is memory-mapped, so
+    it, the temporary file is opened as :func:`load` will do it, without running code; it is memory-mapped, so
     that the time of this check does not grow with the size of the model.
 
     Args:
@@ -51,15 +51,16 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
+            torch.load(partial, map_location="cpu", mmap=True)
     except Exception as error:
         found = None if os_error(error) else find_unreadable(checkpoint)
         if found is None:
             raise
         kept = f" '{path}' stays as it was." if path.exists() else ""
         raise ConfigurationError(
-            f"checkpoint: a value could not be loaded again (weights_only=True, for safety): {found}; let the "
-            f"state_dict of callbacks and data and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
+            f"checkpoint: a value could not be loaded again without running code: {found}; let the state_dict of "
+            "callbacks and data, get_extra_state and on_save_checkpoint hold numbers, strings and tensors only, or "
+            f"allow its class (torch.serialization.add_safe_globals).{kept}"
         ) from error
     # Without this fsync a crash may forget the rename itself, though the file is on the disk.
     folder = os.open(path.parent, os.O_RDONLY)
@@ -70,7 +71,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint that this package wrote, with ``weights_only=True``.
+    """Read a checkpoint that this package wrote, without running code unless the user has allowed it.
 
     Raises:
         ConfigurationError: The file does not exist, cannot be read, or was not written by this package.
@@ -86,9 +87,9 @@ def load(path: str | Path) -> dict[str, Any]:
                 damaged = file.testzip()
             if damaged is not None:
                 raise ValueError(f"the checksum of its part '{damaged}' is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu")
     except Exception as error:
-        # weights_only=True, for safety: a checkpoint may hold numbers, strings, tensors and containers of these only.
+        # torch.load's default is for safety: a checkpoint may hold numbers, strings, tensors and containers of these.
         named = re.search(r"GLOBAL (\S+)", str(error))
         problem = f"it holds an object of {named.group(1)}" if named else f"{first_line(error)}; is it cut off?"
         raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({problem}).") from error

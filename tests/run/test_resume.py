@@ -43,7 +43,7 @@ def same_run(left: Path, right: Path) -> None:
 
 
 def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows of one curve, sorted: names of files of one second may be in another order than the files."""
+    """What TensorBoard shows of one curve, sorted: files of one second may have names in another order."""
     events = EventAccumulator(str(run))
     events.Reload()
     return sorted((event.step, event.value) for event in events.Scalars(tag))

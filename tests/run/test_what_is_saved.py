@@ -1,13 +1,24 @@
 """What becomes ``last.ckpt``: only what is read back, and only rounds whose rows are written."""
 
 import signal
+from argparse import Namespace
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv, without_times
+from helpers.boring import (
+    BoringData,
+    BoringModel,
+    assert_equal_trees,
+    make_model,
+    make_trainer,
+    read_csv,
+    without_times,
+)
 from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
@@ -86,6 +97,94 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     assert type(callback.kept) is float
 
 
+class Factor(Enum):
+    TWO = 2.0
+
+
+class Setting:
+    factor = 2.0
+
+
+def number(held: Any) -> float:
+    """Find the number in a setting, as a constructor that takes many forms does."""
+    if isinstance(held, (dict, Namespace)):
+        (held,) = (vars(held) if isinstance(held, Namespace) else held).values()
+        return number(held)
+    if isinstance(held, (list, np.ndarray)) or getattr(held, "ndim", 0):
+        return number(held[0])
+    attributes = {Factor: "value", Setting: "factor", type(Path()): "name"}
+    return 1.0 if held is None else float(getattr(held, attributes[type(held)]) if type(held) in attributes else held)
+
+
+class Configured(BoringModel):
+    """Its weights are multiplied with what a hyper-parameter says, which is a number of some kind."""
+
+    def __init__(self, lr: float = 0.1, setting: Any = None) -> None:
+        super().__init__(lr)
+        self.save_hyperparameters()
+        self.factor = number(setting)
+
+
+SETTINGS = {
+    "number": (np.float64(2), None),
+    "nested": ({"a": [np.int64(2)]}, None),
+    "text": ("2", None),
+    "tensor": (torch.tensor(2), None),
+    "array": (np.array([2.0, 3.0]), "hold as plain"),
+    "enum": (Factor.TWO, "hold as plain"),
+    "path": (Path("2"), "hold as plain"),
+    "namespace": (Namespace(a=Path("2")), "hold as plain"),
+    "object": (Setting(), "leave out"),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_loaded_model_has_the_hyper_parameters_or_a_line_tells_which_it_lacks(tmp_path, kind, caplog):
+    value, line = SETTINGS[kind]
+    with caplog.at_level("INFO"):
+        trainer = fit(tmp_path, model=make_model(Configured, setting=value), max_rounds=1)
+    told = [text for text in caplog.messages if "hyper-parameters setting," in text]
+    assert [line] * bool(line) == [line for text in told if f"checkpoints {line}" in text]
+    last = f"{trainer.log_dir}/checkpoints/last.ckpt"
+    out = trainer.export(make_model(Configured, setting=value), BoringData(), FedAvg(), last)
+    given = {"setting": value} if kind in ("object", "path") else {}
+    for path in (last, out):
+        assert Configured.load_from_checkpoint(path, **given).factor == 2
+
+
+def test_a_class_that_torch_may_read_is_kept(tmp_path):
+    with torch.serialization.safe_globals([Setting]):
+        trainer = fit(tmp_path, Keeps(Setting()), make_model(Configured, setting=Setting()), max_rounds=2)
+        path = f"{trainer.log_dir}/checkpoints/last.ckpt"
+        assert (
+            Configured.load_from_checkpoint(path).factor == checkpoint.load(path)["callbacks"]["Keeps"]["kept"].factor
+        )
+
+
+class Trimmed(BoringModel):
+    """Leaves what is not trained out of its checkpoints."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.backbone = torch.nn.Linear(2, 2).requires_grad_(False)
+        self.strict_loading = False
+
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "backbone" not in name}
+
+
+def test_a_module_that_loads_loosely_resumes_from_a_trimmed_state(tmp_path):
+    whole = make_model(Trimmed)
+    fit(tmp_path / "whole", model=whole, max_rounds=3)
+    for rounds in (1, 3):
+        model = make_model(Trimmed)
+        fit(tmp_path / "halves", model=model, max_rounds=rounds)
+    assert_equal_trees(model.state_dict(), whole.state_dict())
+    assert "backbone" not in str(
+        checkpoint.load(tmp_path / "halves/default/FedAvg-1/checkpoints/last.ckpt")["state_dict"]
+    )
+
+
 @pytest.mark.parametrize("value", [np.random.default_rng(0), lambda: None])
 def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path, value, caplog):
     message = r"\['callbacks'\]\['Keeps'\]\['kept'\] is a \S+; let .*last\.ckpt' stays as it was"
@@ -95,8 +194,8 @@ def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path,
     assert saved_round(tmp_path) == 1
     assert not list(tmp_path.rglob("*.tmp"))
     model = make_model(SavesMore)
-    model.value = np.ones(3)
-    with pytest.raises(ConfigurationError, match=r"\['mine'\]\['best'\] is a numpy\.ndarray"):
+    model.value = Setting()
+    with pytest.raises(ConfigurationError, match=r"\['mine'\]\['best'\] is a \S+Setting; .*add_safe_globals"):
         fit(tmp_path, model=model)
     trainer = fit(tmp_path, Keeps(torch.ones(2)))
     assert [row["round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
