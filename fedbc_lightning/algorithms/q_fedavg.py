@@ -64,7 +64,8 @@ class QFedAvg(FederatedAlgorithm):
         self.scalars_up = 2 if style == "public" else 1  # h_i, and n_i
 
     def check(self, engine: Engine) -> None:
-        """Raise a ConfigurationError if ``lipschitz`` is missing and the optimizer has several parameter groups."""
+        """Raise a ConfigurationError without losses, or without ``lipschitz`` for several parameter groups."""
+        engine.check_losses("q-FedAvg")
         if self.lipschitz is None and len(engine.layout.group_parts) > 1:
             raise ConfigurationError(
                 "algorithm.lipschitz: the model's optimizer has several parameter groups, so 1/η is not one number; "

@@ -17,7 +17,12 @@ from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessS
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.core.optimizer import (
+    LightningOptimizer,
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+)
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -119,22 +124,28 @@ def read_optimizers(returned: Any) -> tuple[list[Any], list[Any], str | None]:
     return _configure_optimizers(returned)
 
 
-def read_schedulers(schedulers: list[Any], monitor: str | None) -> list[LRSchedulerConfig]:
-    """Return schedulers in one form, with interval, frequency and monitor.
+def read_schedulers(schedulers: list[Any], monitor: str | None, *, by_hand: bool = False) -> list[LRSchedulerConfig]:
+    """Return schedulers in one form, with interval, frequency and monitor; those that are stepped by hand have none.
 
     Read in Lightning 2.6. Without it, fill in the fields of LRSchedulerConfig here.
 
     Raises:
         MisconfigurationException: A scheduler has no ``step``, or needs a monitor and has none.
     """
+    if by_hand:
+        return _configure_schedulers_manual_opt(schedulers)
     return _configure_schedulers_automatic_opt(schedulers, monitor)
 
 
-def show_optimizers(strategy: Any, optimizers: list[Any]) -> None:
+def show_optimizers(strategy: Any, optimizers: list[Any], *, wrapped: bool = False) -> None:
     """Let a module find optimizers at its trainer's strategy, where ``self.optimizers()`` looks for them.
+
+    Wrapped ones call the strategy's ``optimizer_step``, as manual optimization needs it.
 
     Read in Lightning 2.6. Without it, ``self.optimizers()`` fails inside clients unless its new source is shown.
     """
+    if wrapped:
+        optimizers = [LightningOptimizer._to_lightning_optimizer(each, strategy) for each in optimizers]
     strategy._lightning_optimizers = optimizers
 
 

@@ -124,6 +124,7 @@ class BaseEngine(ABC):
         """
         if self.layout.num_kept:
             raise no_kept_parameters(name)
+        self.check_losses(name)
         self.has_solver = True
         bench = self.bench
         asked = {
@@ -140,12 +141,23 @@ class BaseEngine(ABC):
             raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
         bench.say(_what_is_used(name, solver, bench.optimizer.optimizer))
 
+    def check_losses(self, name: str) -> None:
+        """Raise if a batch has no loss by itself, see :meth:`fedbc_lightning.local.engine.Engine.check_losses`."""
+        if self.bench.optimizer.by_hand:
+            raise ConfigurationError(
+                f"model: {type(self.bench.user.module).__name__} uses manual optimization, where training_step takes "
+                f"steps and is no function that returns a loss, which {name} needs; take e.g. FedAvg, FedProx, "
+                "SCAFFOLD or FedBC."
+            )
+
     def check_layer(self, name: str, layer: str) -> None:
         """Raise if the module has no such layer, see :meth:`fedbc_lightning.local.engine.Engine.check_layer`."""
+        self.check_losses(name)
         find_layer(self.bench.user.module, layer)
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
         """Return each client's mean training loss f_i, (K,), of a model (d + b,) in evaluation mode."""
+        self.check_losses("the method")
         # A client that was just trained may hand out this row as its w (`ClientRun.finish`).
         row = self.bench.row.clone()
         losses = torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])

@@ -214,17 +214,20 @@ class ClientRun(ABC):
         """Step the schedulers of interval ``epoch``, at the end of one."""
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
-    def count_step(self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1) -> None:
+    def count_step(
+        self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1, rates: tuple[float, ...] | None = None
+    ) -> None:
         """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps.
 
         Args:
             batch_idx: Number of the batch.
             is_update: Whether the step moved w.
             num_steps: Number of steps that were made up to this batch; without schedulers it may be more than 1.
+            rates: Learning rate of each parameter group in the step; None for those that the optimizer has now.
         """
         if is_update:
             self.num_updates += num_steps
-            rates = self.optimizer.rates
+            rates = self.optimizer.rates if rates is None else rates
             self._updates_by_rate[rates] = self._updates_by_rate.get(rates, 0) + num_steps
         self.num_steps += num_steps
         self.bench.work.num_steps += num_steps

@@ -75,6 +75,16 @@ class LocalStep:
         self.terms: list[Any] = [term for term in terms if not term.is_zero]
         self._after_step, self._term_rows = after_step, len(self._w)
 
+    @property
+    def holds(self) -> bool:
+        """Whether a part of the rows is not trained."""
+        return self._held is not None
+
+    @property
+    def changes_after(self) -> bool:
+        """Whether something happens after the optimizer's step."""
+        return self.holds or self._after_step is not None
+
     def start(self, move: Callable[[int], Any], step_sizes: Callable[[], Tensor]) -> None:
         """Prepare for steps from the weights that the rows hold now.
 

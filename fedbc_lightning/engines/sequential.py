@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -13,6 +14,7 @@ from fedbc_lightning.engines.client_run import ClientRun, TrainedClient
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.hooked_step import HookedStep
 from fedbc_lightning.engines.local_step import LocalStep, Training
+from fedbc_lightning.engines.manual_step import ManualStep
 from fedbc_lightning.engines.plain_step import MissingGradientError, ReplayedStep, StepWay, WrittenStep
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
@@ -66,7 +68,8 @@ class OptimizerRun(ClientRun):
     """Trains clients in epochs over their batches by steps of the user's own optimizer.
 
     A step is replayed if it was recorded (:class:`ReplayedStep`), taken as the module writes it (:class:`WrittenStep`),
-    or with Lightning's hooks inside (:class:`HookedStep`). What happens to its gradient then is :class:`LocalStep`.
+    with Lightning's hooks inside (:class:`HookedStep`), or by the module itself (:class:`ManualStep`). What happens to
+    its gradient is :class:`LocalStep`.
 
     Args:
         bench: The workbench.
@@ -79,6 +82,7 @@ class OptimizerRun(ClientRun):
         self.step = step = LocalStep(self.layout, asked, bench.row[None], bench.grad[None])
         self._hooked, self._written = HookedStep(self, step), WrittenStep(self, step)
         self._replayed = ReplayedStep(self, step)
+        self._manual = ManualStep(self, step) if self.optimizer.by_hand else None
         self._given: tuple[Any, ...] = (*asked.terms, asked.after_step)
         self._contrast = asked.contrast if asked.contrast is not None and asked.contrast.weight else None
 
@@ -111,15 +115,23 @@ class OptimizerRun(ClientRun):
         if terms or after_step is not None:
             step.use(terms, after_step)
         step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
-        epoch, epochs, steps = 0, self.local.epochs or 1, self.local.steps
-        while not self.user.shim.is_client_stopped and (epoch < epochs if steps is None else self.num_steps < steps):
-            self._run_epoch(epoch)
-            epoch += 1
+        epoch, epochs, steps, stops = 0, self.local.epochs or 1, self.local.steps, self.user.shim
+        with nullcontext() if self._manual is None else self._manual.listening():
+            while not stops.is_client_stopped and (epoch < epochs if steps is None else self.num_steps < steps):
+                self._run_epoch(epoch)
+                epoch += 1
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps, of which a batch may have several in manual optimization."""
+        return super().global_step if self._manual is None else self._manual.global_step
 
     def finish(self) -> TrainedClient:
         """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         step, scaler = self.step, self.bench.scaler
-        if step.gradient_sum is not None:
+        if self._manual is not None and step.gradient_sum is not None:
+            self.gradient_mean = self._manual.gradient_mean()
+        elif step.gradient_sum is not None:
             self.gradient_mean = step.gradient_sum[0, : self.layout.num_parameters] / max(self.num_gradients, 1)
         trained = super().finish()
         # No hook looks between the clients of a cohort.
@@ -145,7 +157,7 @@ class OptimizerRun(ClientRun):
     def _ways(self) -> list[StepWay]:
         """Return the ways to take the steps of an epoch; the first that can takes the next ones."""
         if not self._is_plain:
-            return [self._hooked]
+            return [self._hooked if self._manual is None else self._manual]
         may_replay = self.bench.recorder.reason is None and not self.optimizer.has_step_hooks
         return [self._replayed, self._written] if may_replay else [self._written]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
@@ -129,7 +129,8 @@ class Workbench:
         """Find out which code of the user's has a part in the steps.
 
         Raises:
-            ConfigurationError: The gradient scaler of 16-mixed precision does not work with this code.
+            ConfigurationError: The gradient scaler of 16-mixed precision does not work with this code, or manual
+                optimization is combined with what the trainer does to the steps of automatic optimization.
         """
         user, hooks = self.user, self.user.hooks
         self.scaler = getattr(user.precision, "scaler", None)
@@ -142,12 +143,25 @@ class Workbench:
                 "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
             )
+        self._check_manual_optimization()
         # torch's own loop of forward, backward and step is taken only if nobody could see the difference.
         self._customizes_steps = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
         self.has_hooks = hooks.is_there_any
         self.has_client_hooks = self._customizes_steps or any(map(hooks.listens, CLIENT_HOOKS))
+
+    def _check_manual_optimization(self) -> None:
+        asked = {
+            "gradient_clip_val: call self.clip_gradients in training_step": bool(self.local.gradient_clip_val),
+            "accumulate_grad_batches: step every so many batches in training_step": (
+                self.local.accumulate_grad_batches > 1
+            ),
+            "precision: 16-mixed scales losses for one optimizer; use bf16-mixed or 32-true": self.scaler is not None,
+        }
+        for what, is_asked in asked.items():
+            if is_asked and self.optimizer.by_hand:
+                raise ConfigurationError(f"trainer.{what}, for the model uses manual optimization.")
 
     @classmethod
     def of_module(
@@ -164,7 +178,8 @@ class Workbench:
             seed: The run's seed.
             kept_names: Names of the parameters that stay with their client.
         """
-        groups = [group["params"] for group in configured.optimizer.param_groups]
+        seen = set[nn.Parameter]()  # a parameter of two optimizers lies where the first of them has it
+        groups = [[p for p in group["params"] if not (p in seen or seen.add(p))] for group in configured.groups]  # type: ignore[func-returns-value]
         layout = ParameterLayout(user.module, groups, kept_names)
         row = torch.empty(layout.num_parameters + layout.num_kept, dtype=layout.dtype, device=user.device)
         grad = torch.zeros_like(row)
@@ -205,7 +220,7 @@ class Workbench:
     def changes_gradients(self) -> bool:
         """Whether gradients are clipped, or the module takes the optimizer's step itself."""
         own = any(self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping"))
-        return bool(self.local.gradient_clip_val) or own
+        return bool(self.local.gradient_clip_val) or own or self.optimizer.by_hand
 
     @property
     def takes_plain_steps(self) -> bool:
@@ -224,7 +239,7 @@ class Workbench:
             or optimizer.has_step_hooks
         )  # fmt: skip
 
-    def backward(self, loss: Tensor, *, calls_hooks: bool = True) -> None:
+    def backward(self, loss: Tensor, *args: Any, calls_hooks: bool = True, **kwargs: Any) -> None:
         """Compute the gradients of a loss by the module's ``backward``, between Lightning's hooks if they are called.
 
         Raises:
@@ -234,7 +249,7 @@ class Workbench:
         if calls_hooks:
             hooks.call("on_before_backward", loss)
         try:
-            module.backward(loss) if self.overridden["backward"] else loss.backward()
+            module.backward(loss, *args, **kwargs) if self.overridden["backward"] else loss.backward(*args, **kwargs)
         except RuntimeError:
             refuse_loss(loss, module)
             raise

@@ -127,6 +127,8 @@ class Federation:
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench, self._is_engine_by_rule)
         algorithm.check(self.engine)
+        if algorithm.fine_tuning is not None:
+            self.engine.check_losses(type(algorithm).__name__)
         # Everything below depends on the layout, which changes once if the first round writes frozen parameters
         # (take_as_buffers): then all of it is made again.
         self.server_parts = self.channel.server_parts(methods.server_parts(algorithm, self.engine), algorithm)
@@ -253,7 +255,9 @@ class Federation:
         server.records, counters = results.join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
-        results.check_records(server, self.algorithm, hides_participants=self.channel.hides_participants)
+        hides = self.channel.hides_participants
+        needs_loss = not (hides or self.bench.optimizer.by_hand)
+        results.check_records(server, self.algorithm, hides_participants=hides, needs_loss=needs_loss)
         # Before the parts run: those of asynchronous methods write weights into the rows of who arrives.
         results.record_arrivals(server, self._num_samples)
         # Whoever sees no noise in a round without clients would know that nobody took part.

@@ -81,7 +81,9 @@ def join_processes(
     return [record for _, record in sorted(records, key=itemgetter(0))], counters
 
 
-def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_participants: bool) -> None:
+def check_records(
+    server: ServerState, algorithm: FederatedAlgorithm, *, hides_participants: bool, needs_loss: bool
+) -> None:
     """Say which clients drop out of the round; stop if the method cannot go on without them.
 
     Args:
@@ -89,6 +91,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_p
         algorithm: The method.
         hides_participants: Whether nobody may see who took part (``trainer.privacy``): then a round in which nobody is
             left is one without clients, since whether the run goes on must not depend on the only client of a round.
+        needs_loss: Whether a round without any loss is a mistake.
 
     Raises:
         ConfigurationError: No client came out finite, the method cannot do without one that did not, or no client had
@@ -113,7 +116,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_p
             f"round {server.round}: a loss of client {lost[0]} was NaN or infinite, and its weights stayed finite: it "
             "has its part in the round, and train/loss is no number (said once).",
         )
-    if records and not any("train_loss" in record for record in records) and not hides_participants:
+    if records and not any("train_loss" in record for record in records) and needs_loss:
         raise ConfigurationError(
             f"round {server.round}: training_step returned no loss in any step of any client; is a 'return loss' "
             "missing?"

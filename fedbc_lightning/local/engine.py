@@ -53,6 +53,16 @@ class Engine(Protocol):
             ConfigurationError: The trainer or the module asks for something that the solver does not do.
         """
 
+    def check_losses(self, name: str) -> None:
+        """Raise if ``training_step`` does more than return a loss; a method that calls ``train_loss`` checks this.
+
+        Args:
+            name: Name of the method, for error messages.
+
+        Raises:
+            ConfigurationError: The module uses manual optimization.
+        """
+
     def check_layer(self, name: str, layer: str) -> None:
         """Raise if the output of a layer cannot be read; a method with a ModelContrast calls this in its ``check``.
 

@@ -280,13 +280,14 @@ class UserModule:
         if isinstance(output, Tensor):
             return output, output
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        if output is not None and not isinstance(loss, Tensor):
+        is_free = isinstance(output, Mapping) and not self.module.automatic_optimization
+        if output is not None and not isinstance(loss, Tensor) and not is_free:
             got = f"a dict of {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
             raise ConfigurationError(
                 f"model: training_step returned {got}; return the loss as a tensor, a dict with a "
                 "tensor 'loss', or None to skip the step."
             )
-        return loss, output
+        return loss if isinstance(loss, Tensor) else None, output
 
     def evaluate(self, loader: Any, stage: str) -> dict[str, Any]:
         """Run ``validation_step`` or ``test_step`` over a loader, and return what it logged by names without prefixes.
@@ -333,8 +334,7 @@ def check_module(module: Any) -> None:
     """Raise unless the module can be federated, before anything is trained.
 
     Raises:
-        ConfigurationError: The model is no LightningModule, has no ``training_step`` or ``configure_optimizers``,
-            or uses manual optimization.
+        ConfigurationError: The model is no LightningModule, or has no ``training_step`` or ``configure_optimizers``.
     """
     if not isinstance(module, AnyModule):
         got = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {type(module).__name__}"
@@ -343,9 +343,6 @@ def check_module(module: Any) -> None:
     for method in ("training_step", "configure_optimizers"):
         if not overrides(module, method, LightningModule):
             raise ConfigurationError(f"model: {name} has no {method}; add one, as for lightning.Trainer.")
-    if not module.automatic_optimization:
-        # Terms such as FedBC's 2λ(w − z) are added to the gradient before the optimizer's step.
-        raise ConfigurationError(f"model: {name} uses manual optimization; methods need automatic_optimization = True.")
     for step in STEPS:
         for taken in inspect.signature(getattr(module, step)).parameters.values():
             # Lightning gives these to steps of several loaders, and to steps that take batches themselves.

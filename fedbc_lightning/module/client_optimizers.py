@@ -51,6 +51,8 @@ class LocalOptimizer:
         configured: Result of the first call of ``configure_optimizers``, made with the module's own parameters.
 
     Attributes:
+        by_hand: Whether the module steps its optimizers and schedulers itself (manual optimization).
+        optimizers: The optimizers, of which automatic optimization has one, the ``optimizer``.
         has_schedulers: Whether there are schedulers, returned or stepped by the module itself.
         learning_rates: The learning rate of each group in the current round, if the server has schedulers.
         written: Options of each group that hooks of the run and of rounds wrote: every client begins with them.
@@ -64,9 +66,10 @@ class LocalOptimizer:
         self._row, self._grad = row, grad
         # A module that zeroes or steps itself may handle gradients: it finds its own parameters in the optimizer.
         own = any(overrides(user.module, name, LightningModule) for name in ("optimizer_zero_grad", "optimizer_step"))
-        self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
+        self.by_hand = not user.module.automatic_optimization
+        self.is_flat = type(configured.optimizers[0]) in ELEMENTWISE and not own and not self.by_hand
         self.learning_rates: list[float] | None = None
-        self.written: list[dict[str, Any]] = [{} for _ in configured.optimizer.param_groups]
+        self.written: list[dict[str, Any]] = [{} for _ in configured.groups]
         self._fast_forward = FastForward()
         self._take(configured)
         self._facts = self._look()
@@ -90,7 +93,8 @@ class LocalOptimizer:
     @property
     def rates(self) -> tuple[float, ...]:
         """The current learning rate of each parameter group."""
-        return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])
+        groups = self.configured.groups if self.by_hand else self.optimizer.param_groups
+        return tuple([float(group.get("lr", 0.0)) for group in groups])
 
     def use_per_tensor(self) -> None:
         """Keep the module's own parameters in the optimizer from now on."""
@@ -138,26 +142,26 @@ class LocalOptimizer:
             self._fresh.restore()
         else:
             self.optimizer.state.clear()
-            self._fresh.load(self.optimizer, self._all_schedulers)
+            self._fresh.load(self.optimizer.param_groups, self._all_schedulers)
             self.optimizer.state.update(initial_state(self.optimizer))
-        self._write_options(self.optimizer)
+        self._write_options(self.configured.groups)
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
             self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
         if self.learning_rates is not None:
-            for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            for group, lr in zip(self.configured.groups, self.learning_rates, strict=True):
                 group["lr"] = lr
         if lr_scale != 1:
-            for group in self.optimizer.param_groups:
+            for group in self.configured.groups:
                 group["lr"] = group["lr"] * lr_scale
 
-    def load_options(self, optimizer: Optimizer) -> None:
-        """Give another optimizer of the same groups the options with which each client begins."""
-        self._made.load(optimizer, ())
-        self._write_options(optimizer)
+    def load_options(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Give the same groups of another optimizer the options with which each client begins."""
+        self._made.load(groups, ())
+        self._write_options(groups)
 
-    def _write_options(self, optimizer: Optimizer) -> None:
-        for group, written in zip(optimizer.param_groups, self.written, strict=True):
+    def _write_options(self, groups: Sequence[dict[str, Any]]) -> None:
+        for group, written in zip(groups, self.written, strict=True):
             group.update(written)
 
     @contextmanager
@@ -172,10 +176,10 @@ class LocalOptimizer:
                 belongs to the server's schedulers.
         """
         self.reset()
-        before = ScheduleState.read(self.optimizer, ()).groups
+        before = ScheduleState.read(self.configured.groups, ()).groups
         yield
         self._check(hook)
-        for group, was, written in zip(self.optimizer.param_groups, before, self.written, strict=True):
+        for group, was, written in zip(self.configured.groups, before, self.written, strict=True):
             changed = {name: value for name, value in group.items() if name != "params" and value != was.get(name)}
             if changed:
                 self._fast_forward = FastForward()  # its states were moved from other rates
@@ -199,18 +203,17 @@ class LocalOptimizer:
             return False
         before, configured = self._made, configure(self._user)
         kept, parts = set(map(id, kept_by(self._user.module))), set(map(id, configured.parts))
-        is_same = ScheduleState.read(configured.optimizer, configured.schedulers) == before
+        is_same = ScheduleState.read(configured.groups, configured.schedulers) == before
         if not is_same or kept & parts:
-            for name, registered in vars(self.optimizer).items():
-                if name.endswith("_hooks") and not vars(configured.optimizer).get(name):
-                    vars(configured.optimizer)[name] = registered
+            for new, old in zip(configured.optimizers, self.optimizers, strict=False):
+                vars(new).update({k: v for k, v in vars(old).items() if k.endswith("_hooks") and not vars(new).get(k)})
             self._take(configured)
         if is_same:
             return False
         self._fast_forward = FastForward()
         self._check(hooks)
-        for new, old, written in zip(self._made.groups, before.groups, self.written, strict=True):
-            changed = {name: value for name, value in new.items() if value != old.get(name)}
+        for made, was, written in zip(self._made.groups, before.groups, self.written, strict=True):
+            changed = {name: value for name, value in made.items() if value != was.get(name)}
             self._check_rates(hooks, changed)
             for name in changed:
                 written.pop(name, None)
@@ -218,10 +221,10 @@ class LocalOptimizer:
 
     def _look(self) -> tuple[Any, ...]:
         """Return what methods and engines rely on."""
-        groups = self.optimizer.param_groups
+        groups = self.configured.groups
         return (
-            type(self.optimizer), [sum(p.numel() for p in group["params"]) for group in groups], self.sgd_momentum,
-            self.is_plain_sgd, [type(config.scheduler) for config in self.schedulers],
+            list(map(type, self.optimizers)), [sum(p.numel() for p in group["params"]) for group in groups],
+            self.sgd_momentum, self.is_plain_sgd, [type(config.scheduler) for config in self.schedulers],
         )  # fmt: skip
 
     def _check(self, hook: str) -> None:
@@ -247,13 +250,14 @@ class LocalOptimizer:
 
     def forget(self) -> None:
         """Reset the optimizer if it holds state of the last client."""
-        if self.optimizer.state:
+        if any(each.state for each in self.optimizers):
             self.reset()
 
     def _take(self, configured: Configured) -> None:
         self.configured = configured
-        self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
-        self._made = ScheduleState.read(self.optimizer, self.schedulers)
+        self.optimizers, self.schedulers = configured.optimizers, configured.schedulers
+        self.optimizer = self.optimizers[0]
+        self._made = ScheduleState.read(configured.groups, self.schedulers)
         self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.by_hand)]
         self.has_schedulers = bool(self._all_schedulers)
         self.is_made_anew = bool(configured.reads)
@@ -277,11 +281,11 @@ class LocalOptimizer:
         # Only torch's own classes keep all of their state in groups and state_dict, which is sooner reset.
         is_of_torch = all(type(part).__module__.startswith("torch.") for part in configured.parts)
         self._fresh: ScheduleState | KeptState = (
-            ScheduleState.read(self.optimizer, self._all_schedulers)
-            if is_of_torch
+            ScheduleState.read(self.optimizer.param_groups, self._all_schedulers)
+            if is_of_torch and not self.by_hand
             else KeptState(configured.parts, self._user.module)
         )
-        self._user.shim.set_optimizer(self.optimizer, self.schedulers)
+        self._user.shim.set_optimizers(self.optimizers, self.schedulers, by_hand=self.by_hand)
 
     # schedulers
 
@@ -296,7 +300,7 @@ class LocalOptimizer:
         Raises:
             ConfigurationError: A monitored metric was not logged.
         """
-        for config in self.schedulers:
+        for config in () if self.by_hand else self.schedulers:
             if config.interval != interval or config.reduce_on_plateau != plateau or count % config.frequency:
                 continue
             metrics: dict[Any, Tensor] = self._user.collector.current() if plateau else {}

@@ -50,7 +50,7 @@ class Configured:
     """The result of one call of ``configure_optimizers``, whichever form it was returned in.
 
     Attributes:
-        optimizer: The optimizer.
+        optimizers: The optimizer, or several of manual optimization.
         schedulers: The schedulers of interval ``step`` or ``epoch``, which are stepped inside a client.
         round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
             steps them.
@@ -60,12 +60,17 @@ class Configured:
         state: The state of all parts when they were returned.
     """
 
-    optimizer: Optimizer
+    optimizers: list[Optimizer]
     schedulers: list[LRSchedulerConfig]
     round_schedulers: list[LRSchedulerConfig]
     reads: frozenset[str]
     parts: list[Any]
     state: KeptState
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers, one after the other."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def by_hand(self) -> list[Any]:
@@ -82,8 +87,8 @@ class Configured:
 
         parts = list(copies.values())
         return Configured(
-            copies[id(self.optimizer)], of(self.schedulers), of(self.round_schedulers), self.reads, parts,
-            KeptState(parts, self.state.module),
+            [copies[id(each)] for each in self.optimizers], of(self.schedulers), of(self.round_schedulers), self.reads,
+            parts, KeptState(parts, self.state.module),
         )  # fmt: skip
 
 
@@ -91,8 +96,10 @@ def configure(user: UserModule) -> Configured:
     """Call the user's ``configure_optimizers``, and read its result in any of Lightning's forms.
 
     Raises:
-        ConfigurationError: It returns no optimizer, several, or a form that Lightning does not know either.
+        ConfigurationError: It returns no optimizer, several that Lightning would step by itself, or a form that
+            Lightning does not know either.
     """
+    by_hand = not user.module.automatic_optimization
     user.shim.reads.clear()
     user.renew_optimizers()
     module = user.module
@@ -105,26 +112,18 @@ def configure(user: UserModule) -> Configured:
         optimizers, schedulers, monitor = ([], [], None) if returned is None else read_optimizers(returned)
         round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
         local = [s for s in schedulers if not any(s is r for r in round_schedulers)]
-        configs = read_schedulers(local, monitor)
+        configs = read_schedulers(local, monitor, by_hand=by_hand)
         at_server = read_schedulers([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
     except MisconfigurationException as error:
         raise ConfigurationError(f"model: {error}") from None
-    if len(optimizers) != 1:
-        raise ConfigurationError(f"model: configure_optimizers returned {len(optimizers)} optimizers; return one.")
-    optimizer = unwrapped(optimizers[0])
-    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizer).__mro__):
+    optimizers = list(map(unwrapped, optimizers))
+    if len(optimizers) != 1 and not (optimizers and by_hand):
         raise ConfigurationError(
-            f"model: Opacus' {type(optimizer).__name__} makes a gradient of its own inside step(), which neither a "
-            "method's terms nor clipping reach; return its original_optimizer."
+            f"model: configure_optimizers returned {len(optimizers)} optimizers; return one, or step several by hand "
+            "in training_step, with automatic_optimization = False."
         )
-    if not {"closure", "kwargs"} & inspect.signature(optimizer.step).parameters.keys():
-        raise ConfigurationError(
-            f"model: step of {type(optimizer).__name__} takes no closure, with which Lightning calls it; let it take "
-            "closure=None, and call that first."
-        )
-    own = set(module.parameters())
-    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
-        raise ConfigurationError("model: configure_optimizers returned parameters that are not the module's.")
+    for optimizer in optimizers:
+        _check_optimizer(optimizer, module)
     # A plateau scheduler of interval epoch that monitors what only the evaluation after a round logs is the server's.
     on_plateau = [config for config in configs if config.interval == "epoch" and config.reduce_on_plateau]
     of_rounds = [config for config in on_plateau if is_of_evaluation(config.monitor or "")]
@@ -135,11 +134,32 @@ def configure(user: UserModule) -> Configured:
             "model: a scheduler of interval 'round', or one that monitors what evaluation logs, cannot be combined "
             "with one that is stepped inside clients."
         )
-    parts = with_parts([optimizer, *(config.scheduler for config in (*configs, *at_server))])
+    parts = with_parts([*optimizers, *(config.scheduler for config in (*configs, *at_server))])
     there = set(map(id, parts))
-    by_hand = [each for each in kept_by(module) if id(getattr(each, "optimizer", None)) in there]
-    parts += [each for each in with_parts(by_hand) if id(each) not in there]
-    return Configured(optimizer, configs, at_server, reads, parts, KeptState(parts, module))
+    kept = [each for each in kept_by(module) if id(getattr(each, "optimizer", None)) in there]
+    parts += [each for each in with_parts(kept) if id(each) not in there]
+    return Configured(optimizers, configs, at_server, reads, parts, KeptState(parts, module))
+
+
+def _check_optimizer(optimizer: Any, module: LightningModule) -> None:
+    kind = type(optimizer).__name__
+    if any(base.__module__.partition(".")[0] == "opacus" for base in type(optimizer).__mro__):
+        raise ConfigurationError(
+            f"model: Opacus' {kind} makes a gradient of its own inside step(), which neither a method's terms nor "
+            "clipping reach; return its original_optimizer."
+        )
+    if not {"closure", "kwargs"} & inspect.signature(optimizer.step).parameters.keys():
+        raise ConfigurationError(
+            f"model: step of {kind} takes no closure, with which Lightning calls it; let it take closure=None, and "
+            "call that first."
+        )
+    if not module.automatic_optimization and not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"model: {kind} is no torch.optim.Optimizer, whose hooks add a method's terms in manual optimization."
+        )
+    own = set(module.parameters())
+    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigurationError("model: configure_optimizers returned parameters that are not the module's.")
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -160,14 +180,14 @@ class ScheduleState(NamedTuple):
     schedulers: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
-        """Copy the state of an optimizer's groups and of its schedulers."""
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        return copy.deepcopy(cls(groups, [config.scheduler.state_dict() for config in configs]))
+    def read(cls, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
+        """Copy the state of optimizers' groups and of their schedulers."""
+        options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        return copy.deepcopy(cls(options, [config.scheduler.state_dict() for config in configs]))
 
-    def load(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
-        """Write the state into another optimizer and its schedulers, which were made alike."""
-        for group, values in zip(optimizer.param_groups, self.groups, strict=True):
+    def load(self, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> None:
+        """Write the state into the groups of other optimizers and their schedulers, which were made alike."""
+        for group, values in zip(groups, self.groups, strict=True):
             for name in group.keys() - values.keys() - {"params"} if len(group) > len(values) + 1 else ():
                 del group[name]  # such as the initial_lr of a scheduler that a hook has made
             # Nearly all are numbers. To copy these, too, took a tenth of the time of a client of one step.
@@ -201,7 +221,7 @@ class FastForward:
         # steps are left; the numbers are those of a scheduler that was stepped from the beginning.
         start = next((k for k in range(count - count % STRIDE, 0, -STRIDE) if k in known), 0)
         if start:
-            known[start].load(optimizer, configs)
+            known[start].load(optimizer.param_groups, configs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that their optimizer has not stepped
             for done in range(start + 1, count + 1):
@@ -209,7 +229,7 @@ class FastForward:
                 for scheduler in due:
                     scheduler.step()
                 if done % STRIDE == 0:
-                    known[done] = ScheduleState.read(optimizer, configs)
+                    known[done] = ScheduleState.read(optimizer.param_groups, configs)
 
 
 class RoundSchedulers:
@@ -220,7 +240,7 @@ class RoundSchedulers:
     """
 
     def __init__(self, configured: Configured) -> None:
-        self._optimizer, self._configs = configured.optimizer, configured.round_schedulers
+        self._configured, self._configs = configured, configured.round_schedulers
 
     @property
     def monitored(self) -> list[str]:
@@ -231,7 +251,7 @@ class RoundSchedulers:
     @property
     def learning_rates(self) -> list[float] | None:
         """Learning rate of each parameter group; None without schedulers of the server."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._configs else None
+        return [float(group["lr"]) for group in self._configured.groups] if self._configs else None
 
     def check(self, metrics: Collection[str]) -> None:
         """Check that an evaluation, if there was one, logged the monitored metrics.
@@ -272,13 +292,13 @@ class RoundSchedulers:
         """Return the states of the schedulers and the learning rates."""
         if not self._configs:
             return {}
-        groups, schedulers = ScheduleState.read(self._optimizer, self._configs)
+        groups, schedulers = ScheduleState.read(self._configured.groups, self._configs)
         return {"schedulers": schedulers, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         if state:
-            ScheduleState(**state).load(self._optimizer, self._configs)
+            ScheduleState(**state).load(self._configured.groups, self._configs)
 
 
 def declare(declaration: StateDeclaration) -> None:
@@ -314,11 +334,14 @@ def check_schedules(user: UserModule, configured: Configured, max_epochs: int, m
     """
     configs, reads = configured.schedulers, sorted(configured.reads & {"current_epoch", "global_step"})
     by_hand = [type(each).__name__ for each in configured.by_hand]
-    if not configs and not by_hand:
+    module_steps = not user.module.automatic_optimization
+    if not module_steps and not configs and not by_hand:
         return
     total = max_epochs if configs and configs[0].interval == "epoch" else max_steps
     problem: str | None
-    if by_hand:
+    if module_steps:
+        problem = "in manual optimization the module steps them by itself, which nobody counts"
+    elif by_hand:
         problem = f"{by_hand[0]} is kept by the module and stepped by itself, which nobody counts"
     elif overrides(user.module, "lr_scheduler_step", LightningModule):
         problem = "the module's own lr_scheduler_step may depend on more than their count"
@@ -346,11 +369,11 @@ def _problem_of_steps(configured: Configured, other: Configured, user: UserModul
     fast_forward = FastForward()
     try:
         for each in (configured, other):
-            fast_forward.move(each.optimizer, each.schedulers, total, "the end of the run")
+            fast_forward.move(each.optimizers[0], each.schedulers, total, "the end of the run")
     except Exception as error:
         return f"{kinds} could not be stepped {total} times ({type(error).__name__}: {first_line(error)})"
     changing = user.shim.reads - LASTING
     if changing:
         return f"{kinds} reads self.trainer.{min(changing)}, which changes, when it is stepped"
-    ends = [ScheduleState.read(each.optimizer, each.schedulers).groups for each in (configured, other)]
+    ends = [ScheduleState.read(each.groups, each.schedulers).groups for each in (configured, other)]
     return f"{kinds} keeps something that its state_dict does not hold" if ends[0] != ends[1] else None

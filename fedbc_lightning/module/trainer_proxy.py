@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -13,6 +13,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import both
@@ -45,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
 # number of batches Lightning gives in a list.
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "model": lambda trainer: trainer.lightning_module,
+    "precision_plugin": lambda trainer: trainer.strategy.precision_plugin,
     "evaluating": lambda trainer: trainer.stage in ("validating", "testing"),
     "logged_metrics": lambda trainer: trainer.callback_metrics,
     "progress_bar_metrics": lambda trainer: {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -56,6 +58,16 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "num_test_batches": lambda trainer: [len(each) for each in (trainer.test_dataloaders,) if each is not None],
     "num_predict_batches": lambda trainer: [len(each) for each in (trainer.predict_dataloaders,) if each is not None],
 }
+
+
+class StepsByHand(Protocol):
+    """What the strategy hands on of manual optimization inside a client."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of a loss."""
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Take a step of an optimizer."""
 
 
 class MissingNameError(ConfigurationError, AttributeError):
@@ -70,12 +82,14 @@ class ModuleStrategy(SingleDeviceStrategy):
 
     Attributes:
         fabric: Connects the processes in hooks that all of them call; None before they are started.
+        by_hand: Takes the steps of manual optimization while a client trains.
     """
 
     def __init__(self, trainer: ModuleTrainer) -> None:
         super().__init__()
         self._trainer = trainer
         self.fabric: Fabric | None = None
+        self.by_hand: StepsByHand | None = None
 
     @property
     def root_device(self) -> torch.device:
@@ -86,6 +100,20 @@ class ModuleStrategy(SingleDeviceStrategy):
     def _connecting(self) -> Fabric | None:
         """Fabric in hooks that all processes call; None where each is busy with clients and may wait for nobody."""
         return None if self._trainer.stage is not None else self.fabric
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the gradients of a loss, for ``self.manual_backward``."""
+        if self.by_hand is None:
+            closure_loss.backward(*args, **kwargs)
+        else:
+            self.by_hand.backward(closure_loss, *args, **kwargs)
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Take a step of one of ``self.optimizers()`` in manual optimization."""
+        if self.by_hand is None:
+            return optimizer.step(closure=closure, **kwargs)
+        return self.by_hand.optimizer_step(optimizer, closure, **kwargs)
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Wait for all processes in ``setup`` and in the hooks of the run and of rounds, but not inside a client."""
@@ -215,7 +243,11 @@ class ModuleTrainer:
         """Start a client, which is not stopped by what stopped the client before it."""
         self.__dict__["is_client_stopped"] = False
 
-    def set_optimizer(self, optimizer: Any, scheduler_configs: list[Any]) -> None:
-        """Set what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
-        show_optimizers(self._values["strategy"], [optimizer])
-        self.set(optimizers=[optimizer], lr_scheduler_configs=scheduler_configs)
+    def set_optimizers(self, optimizers: list[Any], scheduler_configs: list[Any], *, by_hand: bool) -> None:
+        """Set what ``self.optimizers()`` and ``self.lr_schedulers()`` return, for steps ``by_hand`` in wrappers."""
+        show_optimizers(self._values["strategy"], optimizers, wrapped=by_hand)
+        self.set(optimizers=optimizers, lr_scheduler_configs=scheduler_configs)
+
+    def take_steps_by_hand(self, steps: StepsByHand | None) -> None:
+        """Set what takes the steps of manual optimization; None outside of clients."""
+        self._values["strategy"].by_hand = steps

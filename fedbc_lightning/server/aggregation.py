@@ -121,7 +121,7 @@ class NormalizedAverage(ServerCallback):
             raise ConfigurationError(
                 "algorithm: FedNova divides by the weight of a client's gradients in its update, which is known alone "
                 "for SGD with or without momentum at a constant rate; take torch.optim.SGD without Nesterov and "
-                "dampening, and leave out schedulers, clipping and an optimizer_step of the module's own."
+                "dampening, and leave out schedulers, clipping, manual optimization and an own optimizer_step."
             )
         self._momentum = momentum
 

@@ -76,7 +76,6 @@ def run(tmp_path, module=Guarded, data=None, **options):
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (altered(lambda m: setattr(m, "automatic_optimization", False)), "manual optimization"),
         (configured(lambda m, o: [SGD([p], lr=0.1) for p in m.net[0].parameters()]), "configure_optimizers.* 2 "),
         (configured(lambda m, o: None), "configure_optimizers returned 0 optimizers"),
         (configured(lambda m, o: SGD([nn.Parameter(torch.zeros(3))], lr=0.1)), "not the module's"),

@@ -88,6 +88,17 @@ def test_a_method_from_parts_trains(tmp_path):
     )
 
 
+def test_a_gan_trains(tmp_path):
+    """The two files of the page about manual optimization, by the command that stands there."""
+    for language, name in (("python", "gan.py"), ("yaml", "gan.yaml")):
+        (source,) = [text for text in BLOCKS[language] if text.startswith(f"# {name}")]
+        (tmp_path / name).write_text(source)
+    run("fedbc-cli fit --config gan.yaml", tmp_path, "--trainer.max_rounds", "1")
+    row = pd.read_csv(only_run(tmp_path / "runs/gan") / "metrics.csv").iloc[-1]
+    both = row["train/generator_loss"] + row["train/discriminator_loss"]
+    assert both == pytest.approx(row["train/loss"], rel=1e-4)
+
+
 def test_a_data_set_that_is_dealt_out_trains(tmp_path):
     """As it stands on the start page: a script beside the file of the section before."""
     for name, mark in (("mine", "class Iris"), ("dealt", "# dealt.py")):
@@ -108,7 +119,7 @@ def test_the_result_of_a_run_is_read_as_the_page_says(tmp_path, monkeypatch):
     assert len(names["result"].history) == 3
 
 
-ELSEWHERE = "adopt|ours.yaml|mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
+ELSEWHERE = "adopt|gan|ours.yaml|mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
 """What is tried above, or needs a run or hours."""
 
 

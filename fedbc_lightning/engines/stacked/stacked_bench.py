@@ -46,7 +46,7 @@ class StackedOptimizer:
     """
 
     def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
-        self._optimizer, self._parts = configured.optimizer, layout.group_parts
+        (self._optimizer,), self._parts = configured.optimizers, layout.group_parts
         self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
         self._take_step: Callable[[], Any]
@@ -63,7 +63,7 @@ class StackedOptimizer:
         """
         self._optimizer.state.clear()
         self._leaves = []
-        like.load_options(self._optimizer)
+        like.load_options(self._optimizer.param_groups)
         learning_rates = like.learning_rates
         for k, (group, parts) in enumerate(zip(self._optimizer.param_groups, self._parts, strict=True)):
             if learning_rates is not None:

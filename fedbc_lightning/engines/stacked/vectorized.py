@@ -118,6 +118,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
     overridden = [name for name, own in bench.overridden.items() if own]
     name, is_half = type(optimizer.optimizer).__name__, bench.layout.dtype != bench.layout.master_dtype
     return {
+        "manual optimization": optimizer.by_hand,
         f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
         f"the module's own {', '.join(overridden)}": bool(overridden),
         f"the optimizer {name}, which is not elementwise": not optimizer.is_flat,

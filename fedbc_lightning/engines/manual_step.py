@@ -1,0 +1,211 @@
+"""Manual optimization: ``training_step`` steps one or several optimizers itself (``automatic_optimization = False``).
+
+A *local step* is one batch that ``training_step`` sees, so that ``trainer.local_steps`` and all plans remain a function
+of the data; ``self.trainer.global_step`` counts optimizer steps, as in Lightning. A row is ordered by the groups of all
+optimizers, one after the other, and λ, distances and the server see the whole row. Inside of a client, whenever an
+optimizer steps, with or without a closure:
+
+1. the gradients of the method's terms at the current w, such as 2 λ_i (w − z), are added to the gradients of this
+   optimizer's parameters, after whatever the module has done to these, such as ``clip_gradients``;
+2. ``on_before_optimizer_step`` is called, and the optimizer steps;
+3. the method's after-step (Fed+) changes this optimizer's parameters alone;
+4. ``p.grad`` is again what the module has made, so that gradients accumulate as they do without a method.
+
+For each parameter, SCAFFOLD's mean gradient is the mean over the steps of its optimizer, and 0 if that took none;
+K_i η_i, by which option II of SCAFFOLD divides, is the sum of that optimizer's learning rates. Methods that take steps
+of their own, compute losses at other points, or need the number of steps of a single optimizer (FedNova) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.plain_step import StepWay
+
+
+@dataclass
+class Own:
+    """What belongs to one of the optimizers of a client.
+
+    Attributes:
+        parts: Its trained parameters, each with its part of the row of gradients.
+        mask: Which elements of the row are its own, (d + p,).
+        first_group: Number of parameter groups of the optimizers before it.
+        num_gradients: Number of gradients that it was given.
+    """
+
+    parts: list[tuple[nn.Parameter, Tensor]]
+    mask: Tensor
+    first_group: int
+    num_gradients: int = 0
+
+
+class ManualStep(StepWay):
+    """Takes one batch in which ``training_step`` steps its optimizers; see the module's text.
+
+    Attributes:
+        global_step: Number of optimizer steps in this client that were taken through ``self.optimizers()``.
+    """
+
+    def __init__(self, run: ClientRun, step: LocalStep) -> None:
+        super().__init__(run, step)
+        self._hooks, self.global_step = run.hooks, 0
+        self._shown: list[tuple[nn.Parameter, Tensor | None, Tensor | None]] = []  # own gradient, the one with terms
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to the steps of the client's optimizers, however they are called."""
+        optimizers, shim = self._run.optimizer.optimizers, self._run.user.shim
+        layout, grad = self._layout, self._bench.grad
+        layout.drop_gradients()
+        self.global_step, self._depth, self._is_batch = 0, 0, False
+        self._losses = list[Tensor]()
+        self._own: dict[Optimizer, Own] = {}
+        for optimizer in optimizers:
+            first = sum(len(before.param_groups) for before in self._own)
+            held = {p for group in optimizer.param_groups for p in group["params"]}
+            mask, parts = torch.zeros_like(grad, dtype=torch.bool), list[tuple[nn.Parameter, Tensor]]()
+            for parameter, part, entry in zip(layout.parameters, layout.views(grad), layout.entries, strict=True):
+                if parameter in held:
+                    parts.append((parameter, part))
+                    mask[entry.offset : entry.end] = True
+            self._own[optimizer] = Own(parts, mask, first)
+        handles = [each.register_step_pre_hook(self._before) for each in optimizers]
+        handles += [each.register_step_post_hook(self._after) for each in optimizers]
+        shim.take_steps_by_hand(self)
+        try:
+            yield
+        finally:
+            shim.take_steps_by_hand(None)
+            for handle in handles:
+                handle.remove()
+
+    def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
+        """Take one batch; see the base class."""
+        run, batch = self._run, batches[start]
+        size = run.start_batch(batch, batch_idx)
+        if self._hooks.call("on_train_batch_start", batch, batch_idx) == -1:
+            run.is_epoch_over = True
+            return 1
+        self._rates = [0.0] * len(self._layout.group_parts)
+        self._num_steps, self._losses, self._is_batch = 0, [], True
+        loss, output = run.training_step(batch, batch_idx)
+        self._is_batch = False
+        # A module that returns no loss is known by those that it gave to manual_backward.
+        losses = self._losses if loss is None or loss.numel() != 1 else [loss.detach()]
+        if losses:
+            run.count_loss(torch.stack([each.reshape(()) for each in losses]).sum(), size)
+        run.count_step(batch_idx, is_update=self._num_steps > 0, rates=tuple(self._rates))
+        shown = dict(output) if isinstance(output, Mapping) else {} if loss is None else {"loss": loss}
+        if isinstance(shown.get("loss"), Tensor):
+            shown["loss"] = shown["loss"].detach()
+        self._hooks.call("on_train_batch_end", shown, batch, batch_idx)
+        return 1
+
+    def gradient_mean(self) -> Tensor:
+        """Return the mean of each parameter's raw gradients over the steps of its optimizer, (d,)."""
+        assert self._step.gradient_sum is not None
+        count = torch.zeros_like(self._step.gradient_sum[0])
+        for own in self._own.values():
+            count += own.mask * own.num_gradients
+        return (self._step.gradient_sum[0] / count.clamp(min=1))[: self._layout.num_parameters]
+
+    # what the module calls
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of a loss, for ``self.manual_backward``."""
+        if loss.numel() == 1:
+            self._losses.append(loss.detach())
+        self._bench.backward(loss, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Take a step of one of ``self.optimizers()``; this calls ``on_before_optimizer_step``, and counts the step."""
+
+        def with_hooks() -> Any:
+            result = self._gradient_of(optimizer, closure)
+            self._hooks.call("on_before_optimizer_step", optimizer)
+            return result
+
+        self._depth = 1  # the gradient is complete: the hook on steps has nothing to do
+        try:
+            result = optimizer.step(closure=with_hooks, **kwargs)
+        finally:
+            self._depth = 0
+        self._end(optimizer)
+        if self._is_batch:  # Lightning counts no step that is taken in a hook
+            self.global_step += 1
+            self._run.user.shim.set(global_step=self._run.global_step)
+        return result
+
+    # hooks on the steps of torch
+
+    def _before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+        self._depth += 1
+        if self._depth > 1:  # a step inside of a step, such as that of a base class
+            return None
+        given = {"closure": args[1]} if len(args) > 1 else kwargs
+        closure = given.get("closure")
+        if closure is None:
+            self._gradient_of(optimizer, lambda: None)
+            return None
+        return (args[0], *args[2:]), {**kwargs, "closure": lambda: self._gradient_of(optimizer, closure)}
+
+    def _after(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._end(optimizer)
+
+    # parts
+
+    def _gradient_of(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Call a closure, and add the terms to the gradients that it leaves."""
+        self._show_own()
+        with torch.enable_grad():
+            result = closure()
+        own, step = self._own[optimizer], self._step
+        is_changed = step.terms or step.gradient_sum is not None or step.holds
+        if is_changed and any(parameter.grad is not None for parameter, _ in own.parts):
+            with torch.no_grad():
+                for parameter, part in own.parts:
+                    part.zero_() if parameter.grad is None else part.copy_(parameter.grad)
+                own.num_gradients += 1
+                if step.gradient_sum is not None:
+                    step.gradient_sum[0] += torch.where(own.mask, self._bench.grad, 0.0)
+                step.add(is_summed=False)
+            for parameter, part in own.parts:
+                before = parameter.grad
+                if before is not None or step.terms:  # a term has a gradient also where the loss has none
+                    has_graph = before is not None and before.requires_grad
+                    parameter.grad = part + (before - before.detach()) if has_graph else part  # type: ignore[operator, union-attr]
+                    self._shown.append((parameter, before, parameter.grad))
+        return result
+
+    def _show_own(self) -> None:
+        """Show the gradients that the module has made, where nobody has dropped those with terms."""
+        for parameter, before, with_terms in self._shown:
+            if parameter.grad is with_terms:
+                parameter.grad = before
+        self._shown.clear()
+
+    def _end(self, optimizer: Optimizer) -> None:
+        """Do what comes after a step of an optimizer: to its own parameters alone."""
+        self._show_own()
+        own, row = self._own[optimizer], self._bench.row
+        if self._step.changes_after:
+            before = row.clone()
+            self._step.end(is_update=True)
+            with torch.no_grad():
+                row.copy_(torch.where(own.mask, row, before))
+        if self._is_batch:
+            self._num_steps += 1
+            for k, group in enumerate(optimizer.param_groups, own.first_group):
+                self._rates[k] += float(group.get("lr", 0.0))
