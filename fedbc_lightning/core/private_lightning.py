@@ -24,6 +24,8 @@ from lightning.pytorch.core.optimizer import (
     _configure_schedulers_manual_opt,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
@@ -111,6 +113,21 @@ def sizes_in(batch: Any) -> Iterator[int | None]:
     raises and warns by itself.
     """
     return _extract_batch_size(batch)
+
+
+class BatchFetcher(_PrefetchDataFetcher):
+    """Yields the batches of a CombinedLoader; where their number is unknown, it reads one ahead to tell the last one.
+
+    Read in Lightning 2.6. Without it, iterate over the CombinedLoader, one batch ahead if it has no ``len``.
+    """
+
+
+def combination_mode(combined: CombinedLoader) -> str:
+    """Return the mode of a CombinedLoader, such as ``"max_size_cycle"``.
+
+    Read in Lightning 2.6. Without it, ask the user for the mode.
+    """
+    return combined._mode
 
 
 def read_optimizers(returned: Any) -> tuple[list[Any], list[Any], str | None]:

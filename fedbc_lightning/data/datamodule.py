@@ -18,7 +18,8 @@ from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join, labels_of, num_bytes, num_items, take
-from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches
+from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches, stack
+from fedbc_lightning.data.own_batches import OwnBatches, OwnLoader
 from fedbc_lightning.data.splits import find_heldout, train_test_split
 from fedbc_lightning.partition.dealing import count_labels
 
@@ -61,6 +62,7 @@ class FederatedDataModule(LightningDataModule):
 
     Attributes:
         shuffle: Whether training samples are shuffled in each epoch; if not, they keep the order of the data.
+        stream_sizes: Number of training samples of each client's stream; None counts them in one pass.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -81,6 +83,8 @@ class FederatedDataModule(LightningDataModule):
     """
 
     num_clients: int = 0
+    stream_sizes: Sequence[int] | None = None
+    _has_own_batches = False
     _saved_state: dict[str, Any] | None = None
     _heldout: np.ndarray | None = None
 
@@ -121,11 +125,11 @@ class FederatedDataModule(LightningDataModule):
     # to be defined by a subclass
 
     def client_train_dataset(self, client: int) -> Dataset:
-        """Return the map-style training data of client 0..N-1, validation data included."""
+        """Return the training data of client 0..N-1, map-style with validation data included, or a stream."""
         raise NotImplementedError(f"{type(self).__name__} must define client_train_dataset(client)")
 
     def client_test_dataset(self, client: int) -> Dataset | None:
-        """Return the map-style test data of client 0..N-1, or None if it has none."""
+        """Return the test data of client 0..N-1, map-style or a stream, or None if it has none."""
         raise NotImplementedError(f"{type(self).__name__} must define client_test_dataset(client)")
 
     @property
@@ -212,14 +216,28 @@ class FederatedDataModule(LightningDataModule):
 
     def num_batches(self) -> np.ndarray:
         """Return the number of training batches per epoch of each client, int64 ``(N,)``."""
-        return num_batches(self.num_samples("train"), self.batch_size, self.drop_last)
+        found: np.ndarray = num_batches(self.num_samples("train"), self.batch_size, self.drop_last)
+        if self.has_own_batches:
+            sets = (self.client_dataset(client, "train") for client in range(self.num_clients))
+            own = {client: each.num_batches for client, each in enumerate(sets) if isinstance(each, OwnBatches)}
+            found[list(own)] = list(own.values())
+        return found
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether the training batches of a client are made by loaders of the user's, as of a stream."""
+        self.num_samples("train")  # which asks for the data of all clients
+        return self._has_own_batches
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Join the data of a split of all clients that train, one after the other; None if there are none."""
         if split not in self._pooled:
             found = (self.client_dataset(client, split) for client in self.training_clients.tolist())
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
-            self._pooled[split] = self._batched(join(parts, is_training=split == "train")) if parts else None
+            if any(isinstance(part, OwnBatches) for part in parts):
+                self._pooled[split] = OwnBatches.joined([self._own_batches(part, split) for part in parts])
+            else:
+                self._pooled[split] = self._batched(join(parts, is_training=split == "train")) if parts else None
         return self._pooled[split]
 
     # loaders
@@ -284,7 +302,11 @@ class FederatedDataModule(LightningDataModule):
 
         found = [self.client_dataset(client, split) for client in clients]
         datasets = [dataset for dataset in found if dataset is not None and num_items(dataset)]
-        return ClientLoaders(datasets, clients, make) if len(datasets) == len(found) else None
+        if len(datasets) < len(found):
+            return None
+        if any(isinstance(dataset, OwnBatches) for dataset in datasets):
+            return OwnLoaders(list(map(make, datasets, clients)))
+        return ClientLoaders(datasets, clients, make)
 
     def _has_own(self, *names: str) -> bool:
         """Return whether one of these methods is not that of this class."""
@@ -303,10 +325,19 @@ class FederatedDataModule(LightningDataModule):
             batch_size: Number of samples per batch; None is that of training.
             device: Device of in-memory batches; None is where the tensors lie.
         """
-        return self._eval_loader(self.client_dataset(client, split), device, batch_size or self.batch_size)
+        dataset = self.client_dataset(client, split)
+        if isinstance(dataset, OwnBatches) and batch_size not in (None, self.batch_size):
+            raise ConfigurationError(
+                f"algorithm: batches of {batch_size} samples were asked for, but client {client}'s come from a stream "
+                "or a loader of yours; let both have one batch size"
+            )
+        return self._eval_loader(dataset, device, batch_size or self.batch_size)
 
     def batch_shares(self, client: int) -> list[float]:
         """Return the share of the client's training samples in each batch of :meth:`fixed_batches`; they sum to 1."""
+        dataset = self.client_dataset(client, "train")
+        if isinstance(dataset, OwnBatches):
+            return dataset.shares
         total = int(self.num_samples("train")[client])
         return [min(self.batch_size, total - start) / total for start in range(0, total, self.batch_size)]
 
@@ -404,8 +435,7 @@ class FederatedDataModule(LightningDataModule):
             dataset = self.client_test_dataset(client)
             if dataset is None:
                 return {"test": None}
-            check_dataset(dataset, f"data: {type(self).__name__}.client_test_dataset({client}) returned a")
-            return {"test": self._batched(dataset)}
+            return {"test": self._read(dataset, f"client_test_dataset({client})", "test", client)}
         train, val = self._cut_validation(client)
         return {"train": train, "val": val}
 
@@ -417,6 +447,28 @@ class FederatedDataModule(LightningDataModule):
             # A dict keeps the order of insertion, so its first client is the one that was made first.
             oldest = self._datasets.pop(next(iter(self._datasets)))
             self._kept_bytes -= sum(map(num_bytes, oldest.values()))
+
+    def _read(self, dataset: Any, method: str, split: str, client: int) -> Dataset:
+        """Return what a method of the user's has returned, in the form in which batches are made of it."""
+        where = f"data: {type(self).__name__}.{method}"
+        if isinstance(dataset, IterableDataset):
+            dataset = self._own_batches(dataset, split, where, client)
+        if isinstance(dataset, OwnBatches):
+            self._has_own_batches |= split == "train"
+            return dataset
+        check_dataset(dataset, f"{where} returned a")
+        return self._batched(dataset)
+
+    def _own_batches(self, dataset: Dataset, split: str, where: str = "data", client: int | None = None) -> OwnBatches:
+        """Return batches that torch's DataLoader makes of a data set, in the order in which it yields its samples."""
+        if isinstance(dataset, OwnBatches):
+            return dataset
+        is_training = split == "train"
+        size = self.batch_size if is_training else self.eval_batch_size
+        options = {"collate_fn": stack, "drop_last": is_training and self.drop_last, **self.loader_options}
+        known = self.stream_sizes[client] if self.stream_sizes and is_training and client is not None else None
+        loader: Any = DataLoader(dataset, batch_size=size, **options)
+        return OwnBatches(loader, where, is_training=is_training, num_samples=known)
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """Convert a data set to the in-memory form, if it has one."""
@@ -434,9 +486,14 @@ class FederatedDataModule(LightningDataModule):
     def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
         """Split a client's training data into training and validation data."""
         dataset = self.client_train_dataset(client)
-        check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client}) returned a")
+        read = self._read(dataset, f"client_train_dataset({client})", "train", client)
         if not self.val_fraction:
-            return self._batched(dataset), None
+            return read, None
+        if isinstance(read, OwnBatches):
+            raise ConfigurationError(
+                f"data.val_fraction: nothing can be cut from client {client}'s data, which come from a stream or a "
+                "loader of yours; give it validation data of its own"
+            )
         # A generator for each client, because the data of clients are made on demand, in any order.
         rng = seeding.numpy_generator(self.split_seed, "val", client=client)
         train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
@@ -447,6 +504,8 @@ class FederatedDataModule(LightningDataModule):
     ) -> ClientLoader:
         seed = seeding.global_seed() if seed is None else seed
         sampler = EpochSampler(num_items(dataset), seed, round, client, shuffle=self.shuffle)
+        if isinstance(dataset, OwnBatches):
+            return OwnLoader(dataset, sampler)
         device, options = self._reachable(device), self.loader_options
         return ClientLoader(dataset, self.batch_size, sampler, drop_last=self.drop_last, device=device, options=options)
 
@@ -459,6 +518,8 @@ class FederatedDataModule(LightningDataModule):
     ) -> ClientLoader | None:
         if dataset is None or not num_items(dataset):
             return None
+        if isinstance(dataset, OwnBatches):
+            return OwnLoader(dataset)
         options = self.loader_options if options is None else options
         return ClientLoader(
             dataset, batch_size or self.eval_batch_size, device=self._reachable(device), options=options

@@ -15,14 +15,20 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule, check_dataset
 from fedbc_lightning.data.datasets import labels_of, num_items, take
+from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.data.splits import train_test_split
-from fedbc_lightning.data.wrapper import check_loader, loader_options, only_loader
+from fedbc_lightning.data.wrapper import loader_options, only_loader, plain_dataset
+
+Site = AnyDataModule | Dataset | DataLoader | list | dict  # further loaders of batches are taken in Python
 
 
 class SitesDataModule(FederatedDataModule):
     """One data set per client, as hospitals, devices or domains have them.
 
-    A site is a map-style Dataset, or a LightningDataModule, whose loaders give training, validation and test data.
+    A site is a map-style Dataset, a stream (``IterableDataset``), a LightningDataModule, whose loaders give training,
+    validation and test data, or what its ``train_dataloader`` may return: a loader, or several in a list, a dict or
+    Lightning's ``CombinedLoader``. Batches of a loader that is more than shuffled samples of a Dataset are made by that
+    loader, as under ``lightning.Trainer``.
 
     Args:
         train: Training data of each client.
@@ -30,6 +36,7 @@ class SitesDataModule(FederatedDataModule):
             LightningDataModules, or ``test_fraction`` of the training data.
         val: Validation data of each client, in the same way; without this list ``val_fraction`` cuts them.
         names: Name of each client; None if they have no names.
+        sizes: Number of training samples of each client, where they are streams; None counts them in one pass.
         test_fraction: Fraction of each client's training samples that are its test data, in [0, 1); stratified by class
             where labels are known. It is for data without test data of their own.
         batch_size: Number of samples per training batch; None is that of the sites' loaders, or 32.
@@ -52,11 +59,12 @@ class SitesDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        train: Sequence[AnyDataModule | Dataset],
-        test: Sequence[AnyDataModule | Dataset | None] | None = None,
-        val: Sequence[AnyDataModule | Dataset | None] | None = None,
+        train: Sequence[Site],
+        test: Sequence[Site | None] | None = None,
+        val: Sequence[Site | None] | None = None,
         *,
         names: Sequence[str] | None = None,
+        sizes: Sequence[int] | None = None,
         test_fraction: Annotated[float, SHARE] = 0.0,
         batch_size: Annotated[int, at_least(1)] | None = None,
         eval_batch_size: Annotated[int, at_least(1)] | None = None,
@@ -69,7 +77,8 @@ class SitesDataModule(FederatedDataModule):
         self._given_batch_sizes = batch_size, eval_batch_size
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
-        for name, listed in {"test": test, "val": val, "names": names}.items():
+        self.stream_sizes = sizes
+        for name, listed in {"test": test, "val": val, "names": names, "sizes": sizes}.items():
             if listed is not None and len(listed) != len(train):
                 raise ConfigurationError(
                     f"data.{name}: {len(listed)} entries for {len(train)} sites; give one for each"
@@ -112,10 +121,11 @@ class SitesDataModule(FederatedDataModule):
         for split in SPLITS:  # the test data last, for which many modules are set up once more
             source = "train" if self._given[split] is None else split
             for k, site in enumerate(self._given[source] or ()):
+                where = f"data.{source}[{k}]"
                 if isinstance(site, AnyDataModule):
-                    sites[k][split] = self._take_loader(site, split, f"data.{source}[{k}]")
+                    sites[k][split] = self._ask(site, split, where, k)
                 elif source == split:
-                    sites[k][split] = site
+                    sites[k][split] = site if isinstance(site, Dataset) else self._take(site, split, where, k)
         self._sites = sites
 
     def teardown(self, stage: str) -> None:
@@ -166,24 +176,29 @@ class SitesDataModule(FederatedDataModule):
         made = super()._make_datasets(client, split)
         own = self._site(client).get("val")
         if split != "test" and own is not None:
-            check_dataset(own, f"data.val[{client}]: got")
-            made["val"] = self._batched(own)
+            made["val"] = self._read(own, f"val[{client}]", "val", client)
         return made
 
-    def _take_loader(self, site: LightningDataModule, split: str, where: str) -> Dataset | None:
-        """Return the data set behind a loader of a site's module, whose way to make batches all sites must share."""
+    def _ask(self, site: LightningDataModule, split: str, where: str, client: int) -> Dataset | None:
+        """Return the data behind what a site's module gives as its loaders."""
         method = f"{split}_dataloader"
         if not overrides(site, method, DataHooks):
             return None
         if split == "test":
             site.setup("test")
-        loader = only_loader(getattr(site, method)())
+        return self._take(getattr(site, method)(), split, f"{where}: {type(site).__name__}.{method}", client)
+
+    def _take(self, loader: Any, split: str, where: str, client: int) -> Dataset | None:
+        """Return the data set behind a plain loader, whose way to make batches all sites must share, or the loaders."""
+        loader, is_training = only_loader(loader), split == "train"
         if loader is None:
             return None
-        is_training = split == "train"
-        check_loader(loader, f"{where}: {type(site).__name__}.{method}", is_training=is_training)
+        dataset = plain_dataset(loader, is_training=is_training)
+        if dataset is None:
+            known = None if self.stream_sizes is None or not is_training else self.stream_sizes[client]
+            return OwnBatches(loader, where, is_training=is_training, num_samples=known)
         self._agree(loader, where, is_training=is_training)
-        return loader.dataset
+        return dataset
 
     def _agree(self, loader: DataLoader, where: str, *, is_training: bool) -> None:
         """Take over how a loader makes batches, or raise if another site's loader makes them in another way."""

@@ -10,7 +10,16 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
 from torch.utils.data.dataloader import default_collate
 
 from fedbc_lightning.core import seeding
@@ -22,6 +31,7 @@ from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, check_dataset
 from fedbc_lightning.data.datasets import as_classes, join, labels_of, natural_clients, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.partition import Partitioner
 
 
@@ -106,7 +116,8 @@ class PartitionedDataModule(IndexedDataModule):
         self.data, self.test, self.pool = data, test, pool
         self._given_labels, self._given_clients = labels, clients
         self._given_batch_size, self._given_eval_batch_size = batch_size, eval_batch_size
-        self._shared: dict[str, DataLoader] = {}
+        # Data set of the module's own validation and test data, options of a loader, and batch size
+        self._shared: dict[str, tuple[Dataset, dict[str, Any], int | None]] = {}
         if isinstance(data, AnyDataModule):
             for name in TRANSFER_HOOKS:
                 if overrides(data, name, DataHooks):  # forwarding the others would hide the model's hooks
@@ -160,19 +171,27 @@ class PartitionedDataModule(IndexedDataModule):
         if self.pool:
             if "test" not in self._shared:
                 raise ConfigurationError(f"data.pool: {type(self.data).__name__} has no test_dataloader to pool")
-            source = join([source, self._shared["test"].dataset], is_training=True)
+            test = self._shared["test"][0]
+            if isinstance(test, OwnBatches):
+                raise ConfigurationError(
+                    f"data.pool: {type(self.data).__name__}.test_dataloader returns several loaders, a stream, or a "
+                    "sampler of its own, whose samples cannot be pooled; return one DataLoader of a map-style Dataset"
+                )
+            source = join([source, test], is_training=True)
             self._shared.clear()
         return source
 
     def _take_train_loader(self, data: LightningDataModule) -> Dataset:
-        name = f"{type(data).__name__}.train_dataloader"
-        loader = check_loader(data.train_dataloader(), name, is_training=True)
+        loader = only_loader(data.train_dataloader())
+        dataset = plain_dataset(loader, is_training=True)
+        if dataset is None:
+            raise not_plain(loader, f"{type(data).__name__}.train_dataloader")
         if self._given_batch_size is None:
             self.batch_size = loader.batch_size or 1
         self.drop_last = loader.drop_last
         self.shuffle = not isinstance(loader.sampler, SequentialSampler)
         self.loader_options = loader_options(loader)
-        return loader.dataset
+        return dataset
 
     def _take_eval_loaders(self, data: LightningDataModule) -> None:
         for split in ("val", "test"):
@@ -182,31 +201,37 @@ class PartitionedDataModule(IndexedDataModule):
                 # Many modules make their test data for this stage alone.
                 data.setup("test")
             loader = only_loader(getattr(data, f"{split}_dataloader")())
-            if loader is not None:
-                self._shared[split] = check_loader(loader, f"{type(data).__name__}.{split}_dataloader")
+            if loader is None:
+                continue
+            dataset = plain_dataset(loader)
+            if dataset is None:
+                where = f"data: {type(data).__name__}.{split}_dataloader"
+                self._shared[split] = OwnBatches(loader, where, is_training=False), {}, None
+            else:
+                self._shared[split] = dataset, loader_options(loader), loader.batch_size
         if not self.pool and "val" in self._shared:
             self._shared.setdefault("test", self._shared["val"])
         if "test" in self._shared and self._given_eval_batch_size is None:
-            self.eval_batch_size = self._shared["test"].batch_size or 1
+            self.eval_batch_size = self._shared["test"][2] or self.eval_batch_size
 
     # shared test data
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Return the wrapped module's own test or validation data if they are shared, else all clients' data."""
-        shared = self._shared_loader(split)
+        shared = self._shared_data(split)
         if shared is None:
             return super().pooled_dataset(split)
         if split not in self._pooled:
-            self._pooled[split] = self._batched(shared.dataset)
+            self._pooled[split] = self._batched(shared[0])
         return self._pooled[split]
 
     def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:
         """Return a loader of :meth:`pooled_dataset`; shared data are collated as by the wrapped module's loader."""
-        shared = self._shared_loader(split)
-        options = None if shared is None else loader_options(shared)
+        shared = self._shared_data(split)
+        options = None if shared is None else shared[1]
         return self._eval_loader(self.pooled_dataset(split), device, options=options)
 
-    def _shared_loader(self, split: str) -> DataLoader | None:
+    def _shared_data(self, split: str) -> tuple[Dataset, dict[str, Any], int | None] | None:
         return None if split == "val" and self.val_fraction else self._shared.get(split)
 
     # labels
@@ -252,40 +277,46 @@ def only_loader(loader: Any) -> Any:
     return loader
 
 
-def check_loader(loader: Any, name: str, *, is_training: bool = False) -> DataLoader:
-    """Return ``loader`` after checking that its batches can be made inside each client.
+def plain_dataset(loader: Any, *, is_training: bool = False) -> Dataset | None:
+    """Return the map-style data set whose samples a loader yields, or None if its batches are made in a way of its own.
+
+    A ``SubsetRandomSampler`` chooses samples, so its loader yields a subset.
 
     Args:
-        loader: Object that a method of the user's data module returned.
-        name: Name of that method, for the message.
-        is_training: Whether its samples are to be split over clients.
-
-    Raises:
-        ConfigurationError: It is not one plain DataLoader over a map-style data set or, for training, does not make
-            batches of a fixed size of all samples, shuffled or in order.
+        loader: What a method of the user's data module returned.
+        is_training: Whether the clients' loaders must make batches as this one does: of a fixed size, of all of the
+            samples once, shuffled or in order.
     """
-    kinds, is_plain = "", False
+    # A subclass with its own __iter__ makes batches that the clients' loaders would not
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return None
+    dataset: Dataset = loader.dataset
+    sampler: Any = loader.sampler
+    is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+    if isinstance(dataset, IterableDataset) or not is_batched:
+        return None
+    if type(sampler) is SubsetRandomSampler:
+        return Subset(dataset, list(sampler.indices))
+    # Exactly these classes, because a subclass may draw in a way of its own
+    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
+    return dataset if is_plain and len(sampler) == num_items(dataset) else None
+
+
+def not_plain(loader: Any, name: str) -> ConfigurationError:
+    """Return the error for training data that a partitioner cannot deal to clients, because of their loader.
+
+    Args:
+        loader: What the method returned.
+        name: Name of the method.
+    """
+    kinds = ""
     if isinstance(loader, DataLoader):
-        sampler: Any = loader.sampler
-        kinds = ", ".join(type(part).__name__ for part in (loader.dataset, sampler, loader.batch_sampler))
-        # A subclass with its own __iter__ makes batches that the clients' loaders would not
-        is_plain = type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
-        if is_plain and is_training:
-            is_plain = (
-                loader.batch_size is not None
-                and type(loader.batch_sampler) is BatchSampler
-                # Exactly these classes, because a subclass may draw in a way of its own
-                and type(sampler) in (RandomSampler, SequentialSampler)
-                and not getattr(sampler, "replacement", False)
-                and len(sampler) == num_items(loader.dataset)
-            )
-    if not is_plain:
-        raise ConfigurationError(
-            f"data: {name} returns a {type(loader).__name__}{f' with {kinds}' * bool(kinds)}, whose batches cannot be "
-            "made inside each client; return one DataLoader of a map-style Dataset (a ConcatDataset at need) with a "
-            "batch_size and shuffle=True or False"
-        )
-    return loader
+        kinds = ", ".join(type(part).__name__ for part in (loader.dataset, loader.sampler, loader.batch_sampler))
+    return ConfigurationError(
+        f"data: {name} returns a {type(loader).__name__}{f' with {kinds}' * bool(kinds)}, whose samples cannot be "
+        "dealt to clients; return one DataLoader of a map-style Dataset (a ConcatDataset at need) with a batch_size "
+        "and shuffle=True or False, or give each client loaders of its own by fedbc_lightning.SitesDataModule"
+    )
 
 
 def loader_options(loader: DataLoader) -> dict[str, Any]:

@@ -25,6 +25,16 @@ class HookedStep(StepWay):
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Take one batch with hooks around it; see the base class."""
         run, hooks, accumulate, batch = self._run, self._hooks, self._local.accumulate_grad_batches, batches[start]
+        is_end = batch_idx + 1 == run.num_batches
+        if batch is None:
+            self.skip(batch_idx)
+            for parameter in self._layout.parameters:
+                # In Lightning, too, the next loss adds to what the last step left; the row cannot add to itself.
+                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+            if is_end:
+                run.step_schedulers()
+            hooks.call("on_train_batch_end", None, None, batch_idx)
+            return 1
         size = run.start_batch(batch, batch_idx)
         if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             run.step_schedulers()
@@ -49,7 +59,6 @@ class HookedStep(StepWay):
                     run.count_loss(loss, size)
             return loss
 
-        is_end = batch_idx + 1 == run.num_batches
         if (batch_idx + 1) % accumulate == 0 or is_end:
             self._take_step(batch_idx, forward_backward)
             run.count_step(batch_idx, is_update=self._is_update)

@@ -41,6 +41,15 @@ class StepWay(ABC):
             Number of batches that were taken; 0 if the next one must be taken in another way.
         """
 
+    def skip(self, batch_idx: int) -> int:
+        """Pass a batch that is None, for which Lightning takes no step either; schedulers of steps go on."""
+        run, accumulate = self._run, self._run.local.accumulate_grad_batches
+        self._bench.say("data: a training loader yielded None; no step is taken for such a batch.")
+        run.collector.start_batch(None, 0)
+        if (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == run.num_batches:
+            run.count_step(batch_idx, is_update=False, num_steps=0)
+        return 1
+
 
 class MissingGradientError(Exception):
     """A step left a parameter of the optimizer without a gradient.
@@ -59,6 +68,8 @@ class WrittenStep(StepWay):
             MissingGradientError: A parameter has no gradient, so the optimizer cannot work on flat slices.
         """
         run, layout, recorder, batch = self._run, self._layout, self._bench.recorder, batches[start]
+        if batch is None:
+            return self.skip(batch_idx)
         size = run.start_batch(batch, batch_idx)
         is_compared = recorder.listen()
         loss, _ = run.training_step(batch, batch_idx)

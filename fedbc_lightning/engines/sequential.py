@@ -9,6 +9,7 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.client_run import ClientRun, TrainedClient
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
@@ -170,11 +171,14 @@ class OptimizerRun(ClientRun):
         ways, loader = self._ways(), self.loader
         # Lists of batches of one form, between which nobody's code runs.
         is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks
+        own = loader if isinstance(loader, OwnLoader) else None
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         try:
             for found in loader.stretches() if is_known else ([batch] for batch in loader):
                 start, batches = 0, found
+                if own is not None:  # the number of a stream's batches is known at the last one
+                    self.num_batches = batch_idx + 1 if own.is_last else max(self.num_batches, batch_idx + 2)
                 batches = self._on_device(found)
                 while start < len(batches):
                     count = next(filter(None, (way.take(batches, start, batch_idx) for way in ways)))

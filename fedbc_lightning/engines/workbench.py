@@ -16,6 +16,7 @@ from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders
+from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
@@ -275,7 +276,11 @@ class Workbench:
 
     def train_loader(self, client: int) -> ClientLoader:
         """Return the loader of a client's training data in the current round."""
-        return self.datamodule.client_train_dataloader(client, self.round, seed=self.seed, device=self.user.device)
+        loader = self.datamodule.client_train_dataloader(client, self.round, seed=self.seed, device=self.user.device)
+        if isinstance(loader, OwnLoader):
+            per_round = replace(self.local, schedule_rounds=None).limits(len(loader))["max_epochs"]
+            loader.first_epoch = (self.round - 1) * per_round
+        return loader
 
     def train_loaders(self, clients: Sequence[int]) -> ClientLoaders:
         """Return the loaders of clients' training data in the current round, each made when it is asked for."""

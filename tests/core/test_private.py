@@ -19,6 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.compile import from_compiled
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import nn
@@ -222,6 +223,15 @@ def test_lightnings_exit_handler_is_forgotten(monkeypatch):
 def test_sizes_of_a_batch_are_found_at_every_depth():
     batch = {"x": [torch.ones(3, 2), (torch.ones(4),)], "name": 5}
     assert list(private_lightning.sizes_in(batch)) == [3, 4, None], gone("_extract_batch_size")
+
+
+def test_batches_of_several_loaders_are_fetched_one_ahead_where_their_number_is_unknown():
+    combined = CombinedLoader([DataLoader(range(3)), iter("ab")], "max_size")
+    assert private_lightning.combination_mode(combined) == "max_size", gone("CombinedLoader._mode")
+    fetcher = private_lightning.BatchFetcher()
+    fetcher.setup(combined)
+    found = [(batch[1], index, fetcher.done) for batch, index, _ in fetcher]
+    assert found == [("a", 0, False), ("b", 1, False), (None, 2, True)], gone("_PrefetchDataFetcher")
 
 
 def test_what_configure_optimizers_returns_is_read():

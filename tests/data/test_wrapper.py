@@ -13,6 +13,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -202,6 +203,28 @@ def test_reading_labels_leaves_the_random_generators():
     before = torch.get_rng_state()
     ready(Noisy(8), PowerLaw(2, 1, 1.0))
     assert torch.equal(before, torch.get_rng_state())
+
+
+class SplitBySampler(Ordinary):
+    """One data set behind all loaders, and samplers that choose its parts."""
+
+    def part(self, indices):
+        return DataLoader(tensors(80), batch_size=6, sampler=SubsetRandomSampler(indices))
+
+    def train_dataloader(self):
+        return self.part(range(20, 80))
+
+    def test_dataloader(self):
+        return self.part([3, 1])
+
+
+def test_a_sampler_of_a_subset_chooses_the_samples():
+    data = ready(SplitBySampler(), IID(3))
+    assert data.shuffle
+    assert data.num_samples("train").tolist() == [20, 20, 20]
+    found = torch.cat([data.client_dataset(client, "train").batch(torch.arange(20))[0] for client in range(3)])
+    assert sorted(found.tolist()) == list(range(20, 80))
+    assert [float(inputs) for inputs, _ in data.pooled_dataset("test")] == [3.0, 1.0]
 
 
 def test_transfer_hooks_are_kept():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -26,16 +26,27 @@ class Stack(NamedTuple):
     Attributes:
         rows: Rows of the clients whose batches these are, int64 (k,).
         tensors: The stacked parts of the batches, (k, B, ...) each; (m, B, ...) with m > max(rows) if the stack is
-            aligned.
+            aligned. They are a list, or the named tuple that the batches are.
         size: Number of samples per batch, B.
         is_aligned: Whether entry i of the tensors belongs to row i of w, so that the weights need not be copied. The
             entries of rows that are not in ``rows`` hold any samples.
     """
 
     rows: np.ndarray
-    tensors: list[Tensor]
+    tensors: Any
     size: int
     is_aligned: bool
+
+
+def like(batch: Any, parts: Iterable[Tensor]) -> Any:
+    """Return tensors as the named tuple that a batch is, which the step may read by names, or as a list.
+
+    Example:
+        >>> Pair = NamedTuple("Pair", [("x", int), ("y", int)])
+        >>> like(Pair(0, 0), iter([1, 2])), like((0, 0), iter([1, 2]))
+        (Pair(x=1, y=2), [1, 2])
+    """
+    return getattr(type(batch), "_make", list)(parts)
 
 
 def padded(num_rows: int, most: int) -> int:
@@ -205,22 +216,22 @@ def _collected(loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray) -
     streams = [chain.from_iterable(batches(loader)) for loader in loaders]
     for step in range(int(num_steps[0])):
         active = int(np.searchsorted(-num_steps, -step))
-        found: dict[tuple, list[tuple[int, list[Tensor]]]] = {}
+        found: dict[tuple, list[tuple[int, Any]]] = {}
         for row, stream in enumerate(streams[:active]):
             batch = next(stream)
             if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
                 raise NotVectorizableError(
                     f"stacks the tensors of batches, and these hold other things ({type(batch).__name__})"
                 )
-            found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))
+            found.setdefault(tuple(part.shape for part in batch), []).append((row, batch))
         groups = sorted(found.values(), key=len, reverse=True)
         yield active, [_stacked(group, padded(active, len(loaders)) if k == 0 else 0) for k, group in enumerate(groups)]
 
 
-def _stacked(group: list[tuple[int, list[Tensor]]], width: int) -> Stack:
+def _stacked(group: list[tuple[int, Any]], width: int) -> Stack:
     """Return one stack of batches by row; it is aligned, with ``width`` entries, if that is at most twice as many."""
     of_row = dict(group)
     is_aligned = 0 < width <= 2 * len(group)
     entries = [of_row.get(row, group[0][1]) for row in range(width)] if is_aligned else list(of_row.values())
-    tensors = [torch.stack(parts) for parts in zip(*entries, strict=True)]
+    tensors = like(group[0][1], map(torch.stack, zip(*entries, strict=True)))
     return Stack(np.array(list(of_row)), tensors, len(group[0][1][0]), is_aligned)

@@ -18,7 +18,7 @@ from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
-from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
+from fedbc_lightning.engines.stacked.cohort_batches import Stack, like, stacked_batches
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local.solvers import Client
@@ -83,7 +83,7 @@ class CohortRun:
             self._find_culprit(w, stack, batch)
             raise
 
-    def _find_culprit(self, w: Tensor, stack: Stack, batch: list[Tensor]) -> None:
+    def _find_culprit(self, w: Tensor, stack: Stack, batch: Any) -> None:
         """Take the step of one client after another as it is written, after a step of all of them has failed.
 
         Raises:
@@ -92,7 +92,7 @@ class CohortRun:
         # vmap reports an error without a client, from inside of batched tensors: only a rerun names the culprit.
         bench = self.bench
         for k, row in enumerate(stack.rows.tolist()):
-            own = [part[row if stack.is_aligned else k] for part in batch]
+            own = like(batch, (part[row if stack.is_aligned else k] for part in batch))
             bench.row.copy_(w[row])
             self.user.shim.set(current_client=self.cohort.ids[row])
             try:
@@ -107,9 +107,7 @@ class CohortRun:
         """Return the client of a row and the round, for a note on an exception."""
         return place_in_run(f"client {self.cohort.ids[row]}", self.bench.round)
 
-    def _gradients(
-        self, w: Tensor, stack: Stack, batch: list[Tensor], grad: Tensor
-    ) -> Iterator[tuple[Stack, StepOutput]]:
+    def _gradients(self, w: Tensor, stack: Stack, batch: Any, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
         self.stacked.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
@@ -127,11 +125,11 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            output = self._step("single", self.layout.views(w[row]), [part[k] for part in batch])
+            output = self._step("single", self.layout.views(w[row]), like(batch, (part[k] for part in batch)))
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
-    def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
+    def _step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         recorder = self.bench.recorder
         with torch.no_grad():
             output = recorder.step(kind, parameters, batch)

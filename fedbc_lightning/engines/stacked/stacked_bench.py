@@ -19,6 +19,7 @@ from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
+from fedbc_lightning.engines.stacked.cohort_batches import like
 from fedbc_lightning.engines.step_function import StepFunction, StepOutput
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import FlatSGD, LocalOptimizer, choose_loop, initial_state
@@ -130,7 +131,7 @@ class StackedBench:
         self._checked: set[tuple] = set()
         self._checked_in = -1
 
-    def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
+    def check_step(self, w: Tensor, batch: Any) -> None:
         """Check once for each shape of a batch, and once in each round, that a step may be mapped.
 
         Args:
@@ -147,7 +148,7 @@ class StackedBench:
             return
         self._checked.add(shape)
         self._checked_in = bench.round
-        self.draws_random_numbers |= check_step(bench, w[0], [part[0] for part in batch])
+        self.draws_random_numbers |= check_step(bench, w[0], like(batch, (part[0] for part in batch)))
         if self.draws_random_numbers:
             bench.say(
                 "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
@@ -155,7 +156,7 @@ class StackedBench:
             )
 
 
-def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
+def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
     """Take a step of one client in several ways, to find what a mapped step would do differently.
 
     Args:
@@ -178,7 +179,7 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
         nonlocal draws
         with preserved_globals(user.device):
             before = Generators(user.device)
-            output = way(*args, [part.clone() for part in batch], batch_idx)
+            output = way(*args, like(batch, (part.clone() for part in batch)), batch_idx)
             draws = draws or Generators(user.device) != before
             return output
 
@@ -217,9 +218,9 @@ def try_step(bench: Workbench) -> None:
         user.start_collecting()
         user.shim.set(training=True)
         try:
-            if check_step(bench, bench.row, list(batch)):
+            if check_step(bench, bench.row, like(batch, batch)):
                 raise NotVectorizableError("draws random numbers for a cohort at once, so they depend on who is in it")
-            pair = [torch.stack([part, part]) for part in batch]
+            pair = like(batch, (torch.stack([part, part]) for part in batch))
             bench.recorder.function.mapped(bench.layout.views(bench.row.repeat(2, 1)), pair)
         except NotVectorizableError:
             raise

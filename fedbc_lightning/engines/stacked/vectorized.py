@@ -128,6 +128,9 @@ def _problems(bench: Workbench) -> dict[str, bool]:
         "precision other than 32-true and 64-true": is_half or isinstance(user.precision, MixedPrecision),
         "accumulate_grad_batches above 1": bench.local.accumulate_grad_batches > 1,
         "hooks that transfer batches": user.has_transfer_hooks,
+        "streams, or loaders of the user's own, which draw what only one client at a time may": (
+            bench.datamodule.has_own_batches
+        ),
         "hooks on its parameters": any(map(is_hooked, user.module.parameters())),
         "hooks on the steps of its optimizer": optimizer.has_step_hooks,
     }

@@ -1,0 +1,188 @@
+"""Batches that loaders of the user's make by themselves: streams, several loaders at once, samplers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.rank_zero import WarningCache
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import both
+from fedbc_lightning.core.private_lightning import BatchFetcher, combination_mode, sizes_in
+from fedbc_lightning.data.loading import ClientLoader, EpochSampler, num_batches
+
+# How the numbers of batches of several loaders become one, by the mode of CombinedLoader
+NUMBERS: dict[str, Callable[[Sequence[int]], int]] = {
+    "min_size": min, "max_size_cycle": max, "max_size": max, "sequential": sum,
+}  # fmt: skip
+_cache = WarningCache()
+
+
+class OwnBatches(Dataset):
+    """A client's data behind loaders of the user's, which make its batches as they do under ``lightning.Trainer``.
+
+    It stands where a client's map-style data set would. Its length is the number of samples of all of its loaders.
+
+    Args:
+        loaders: A loader, several of them in a list or dict, or Lightning's ``CombinedLoader``: what may be returned by
+            a LightningDataModule.
+        where: Where they come from, for messages.
+        is_training: Whether they are for training: several loaders then give their batches together, until the longest
+            ends. For evaluation they come one after another.
+        num_samples: Number of samples of a stream, which is counted in one pass otherwise.
+
+    Attributes:
+        parts: The loaders; of several clients' joined data, one part each.
+
+    Raises:
+        ConfigurationError: They are no loaders, or come one after another in training, which Lightning does not allow.
+    """
+
+    def __init__(self, loaders: Any, where: str, *, is_training: bool, num_samples: int | None = None) -> None:
+        mode: Any = "max_size_cycle" if is_training else "sequential"  # as lightning.Trainer does
+        combined = loaders if isinstance(loaders, both(CombinedLoader)) else CombinedLoader(loaders, mode)
+        if is_training and combination_mode(combined) == "sequential":
+            raise ConfigurationError(f"{where}: a CombinedLoader with mode 'sequential' cannot train, as in Lightning.")
+        for loader in combined.flattened:
+            if isinstance(loader, Dataset) or not hasattr(loader, "__iter__"):
+                raise ConfigurationError(
+                    f"{where}: {type(loader).__name__} is no loader of batches; give a DataLoader, or several in a "
+                    "list or dict"
+                )
+        self.parts, self._where, self._given = [combined], where, num_samples
+
+    @classmethod
+    def joined(cls, parts: Sequence[OwnBatches]) -> OwnBatches:
+        """Return the data of several clients, one after another."""
+        data = cls([], parts[0]._where, is_training=False)
+        data.parts = [combined for part in parts for combined in part.parts]
+        data.__dict__["_lengths"] = [lengths for part in parts for lengths in part._lengths]
+        return data
+
+    def __len__(self) -> int:
+        return sum(samples for lengths in self._lengths for samples, _ in lengths)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches in an epoch."""
+        batches = [[number for _, number in lengths] for lengths in self._lengths]
+        return sum(NUMBERS[combination_mode(c)](n) for c, n in zip(self.parts, batches, strict=True))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether steps are told the number of the loader, ``dataloader_idx``: several come one after another."""
+        return any(len(each.flattened) > 1 and combination_mode(each) == "sequential" for each in self.parts)
+
+    @cached_property
+    def shares(self) -> list[float]:
+        """Share of the samples in each batch of an epoch, by one pass; they sum to 1."""
+        sizes = [_size_of(batch) for batch in OwnLoader(self)]
+        return [size / sum(sizes) for size in sizes]
+
+    @cached_property
+    def _lengths(self) -> list[list[tuple[int, int]]]:
+        """Number of samples and of batches of each loader of each part."""
+        return [[self._length(loader) for loader in combined.flattened] for combined in self.parts]
+
+    def _length(self, loader: Any) -> tuple[int, int]:
+        samples = _num_samples(loader)
+        batches = len(loader) if _is_sized(loader) else None
+        samples = self._given if samples is None else samples
+        batch_size = getattr(loader, "batch_size", None)
+        if batches is None and samples is not None and batch_size:
+            batches = num_batches(samples, batch_size, loader.drop_last)
+        if samples is None or batches is None:
+            _cache.info(f"{self._where} is read once to count its samples; where it is a stream, give data.sizes.")
+            with seeding.preserved_globals(torch.device("cpu")):
+                _prepare(loader, 0, None)
+                sizes = [_size_of(batch) for batch in loader]
+            samples, batches = sum(sizes), len(sizes)
+        if not batches:
+            raise ConfigurationError(f"{self._where}: a loader has no batch")
+        return samples, batches
+
+
+class OwnLoader(ClientLoader):
+    """Iterates over the batches of :class:`OwnBatches` in the order of ``lightning.Trainer``.
+
+    Everything that a pass draws or is told depends on (seed, round, client, epoch) alone: ``set_epoch`` of data set and
+    sampler gets the number of the epoch over all rounds, and a generator of the loader's own is seeded anew.
+
+    Args:
+        data: The batches.
+        sampler: Holds seed, round and client; None for evaluation.
+
+    Attributes:
+        first_epoch: Number of epochs in all rounds before this one.
+        is_last: Whether the batch that came last is the last one of the epoch.
+    """
+
+    gathers = gathers_plainly = False
+
+    def __init__(self, data: OwnBatches, sampler: EpochSampler | None = None) -> None:
+        # The size of a batch without tensors is not known; this is the mean.
+        super().__init__(data, -(-len(data) // data.num_batches), sampler)
+        self.data, self.first_epoch, self.is_last = data, 0, False
+
+    def __len__(self) -> int:
+        return self.data.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[Any, int, int | None]]:
+        """Yield each batch with its number within its loader, and the number of the loader if steps are told it."""
+        sampler, has_numbers = self.sampler, self.data.has_numbers
+        for k, combined in enumerate(self.data.parts):
+            for number, loader in enumerate(combined.flattened):
+                seed = None if sampler.seed is None else sampler.generator("loader", number).initial_seed()
+                _prepare(loader, self.first_epoch + sampler.epoch, seed)
+            # As in Lightning, where a loader with fewer batches than its len() says ends earlier
+            combined.limits = [len(loader) if _is_sized(loader) else float("inf") for loader in combined.flattened]
+            fetcher = BatchFetcher()
+            fetcher.setup(combined)
+            try:
+                for batch, batch_idx, dataloader_idx in fetcher:
+                    self.is_last = fetcher.done and k + 1 == len(self.data.parts)
+                    yield batch, batch_idx, dataloader_idx if has_numbers else None
+            finally:
+                fetcher.teardown()  # ends the workers
+
+
+def _prepare(loader: Any, epoch: int, seed: int | None) -> None:
+    """Tell a loader's parts the epoch, and seed the generators that they hold."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None), batch_sampler]
+    parts.append(getattr(batch_sampler, "sampler", None))
+    for part in {id(part): part for part in parts}.values():
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(epoch)
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed or 0)
+
+
+def _is_sized(loader: Any) -> bool:
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError):  # a DataLoader of a stream has a method that raises it
+        return False
+    return True
+
+
+def _num_samples(loader: Any) -> int | None:
+    """Return how many samples a loader yields in an epoch, as far as its parts tell."""
+    if not isinstance(loader, DataLoader) or (loader.batch_size is None and loader.batch_sampler is None):
+        return None
+    data: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
+    return len(data) if _is_sized(data) else None
+
+
+def _size_of(batch: Any) -> int:
+    return next((size for size in sizes_in(batch) if size is not None), 0 if batch is None else 1)
