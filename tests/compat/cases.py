@@ -256,10 +256,136 @@ def pytorch_lightning() -> Case:
     return BoringModel(), RandomDataset(32, 12), {}
 
 
+def gpytorch() -> Case:
+    import gpytorch as gp
+
+    class Surface(gp.models.ApproximateGP):
+        def __init__(self, inducing: torch.Tensor) -> None:
+            family = gp.variational.CholeskyVariationalDistribution(len(inducing))
+            super().__init__(gp.variational.VariationalStrategy(self, inducing, family, learn_inducing_locations=True))
+            self.mean_module, self.covar_module = (
+                gp.means.ConstantMean(),
+                gp.kernels.ScaleKernel(gp.kernels.RBFKernel()),
+            )
+
+        def forward(self, x):
+            return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    class Process(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.surface, self.likelihood = Surface(draw(5, 2)), gp.likelihoods.GaussianLikelihood()
+            self.bound = gp.mlls.VariationalELBO(self.likelihood, self.surface, num_data=12)
+
+        def training_step(self, batch, batch_idx):
+            return -self.bound(self.surface(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    return Process(), TensorDataset(draw(12, 2), draw(12)), {}
+
+
+def darts() -> Case:
+    import pytorch_lightning as pl
+    from darts import TimeSeries
+    from darts.models import NBEATSModel
+
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    forecaster = NBEATSModel(
+        input_chunk_length=6, output_chunk_length=2, num_stacks=2, num_blocks=1, num_layers=1, layer_widths=8,
+        batch_size=4, random_state=0,
+    )  # fmt: skip
+    trainer = pl.Trainer(max_epochs=0, enable_model_summary=False, **quiet)
+    forecaster.fit(TimeSeries.from_values(draw(20).numpy()), trainer=trainer)  # makes module, samples and batches
+    loader = trainer.datamodule.train_dataloader()
+    return forecaster.model, loader.dataset, {"collate_fn": loader.collate_fn}
+
+
+def scvi() -> Case:
+    import anndata
+    from scvi.model import SCVI
+    from scvi.train import TrainingPlan
+
+    cells = anndata.AnnData(torch.poisson(draw(12, 6).abs() * 3).numpy())
+    cells.obs["batch"] = ["left", "right"] * 6
+    SCVI.setup_anndata(cells, batch_key="batch")
+    model = SCVI(cells, n_hidden=8, n_latent=2)
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {key: torch.cat([torch.as_tensor(sample[key]) for sample in samples]) for key in samples[0]}
+
+    dataset = model.adata_manager.create_torch_dataset()
+    return TrainingPlan(model.module), dataset, {"collate_fn": collate}
+
+
+def anomalib() -> Case:
+    from anomalib.data import ImageBatch, ImageItem
+    from anomalib.models import Fastflow
+
+    prepared = Fastflow.configure_pre_processor(image_size=(32, 32))
+    task = Fastflow(pre_trained=False, flow_steps=1, pre_processor=prepared, evaluator=False, visualizer=False)
+    images = [ImageItem(image=image, gt_label=torch.tensor(0)) for image in draw(8, 3, 32, 32)]
+    return task, images, {"collate_fn": ImageBatch.collate, "batch_size": 2}  # type: ignore[return-value]
+
+
+def torch_uncertainty() -> Case:
+    from torch_uncertainty.routines import ClassificationRoutine
+
+    net = _flat()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    recipe = {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)}
+    routine = ClassificationRoutine(net, CLASSES, loss=nn.CrossEntropyLoss(), optim_recipe=recipe)
+    return routine, TensorDataset(draw(12, 8), labels(12)), {}
+
+
+def asteroid() -> Case:
+    from asteroid.engine.system import System
+    from asteroid.losses import PITLossWrapper, pairwise_neg_sisdr
+    from asteroid.models import ConvTasNet
+
+    net = ConvTasNet(
+        2, n_filters=8, kernel_size=8, stride=4, bn_chan=4, hid_chan=8, skip_chan=4, n_blocks=1, n_repeats=1
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    loss = PITLossWrapper(pairwise_neg_sisdr, pit_from="pw_mtx")
+    sources = draw(8, 2, 200)
+    return System(net, optimizer, loss, train_loader=None), TensorDataset(sources.sum(1), sources), {}
+
+
+def litgpt() -> Case:
+    from litgpt import GPT, Config
+
+    class Words(Classifier):
+        def training_step(self, batch, batch_idx):
+            logits = self.net(batch[0][:, :-1])
+            return functional.cross_entropy(logits.flatten(0, 1), batch[0][:, 1:].flatten())
+
+    tokens = torch.randint(0, 50, (12, 9), generator=torch.Generator().manual_seed(3))
+    config = Config(block_size=8, vocab_size=50, padded_vocab_size=50, n_layer=1, n_head=2, n_embd=16)
+    return Words(GPT(config)), TensorDataset(tokens), {}
+
+
+def rl4co() -> Case:
+    from rl4co.envs import TSPEnv
+    from rl4co.models import REINFORCE, AttentionModelPolicy
+
+    env = TSPEnv(generator_params={"num_loc": 5})
+    policy = AttentionModelPolicy(
+        env_name=env.name, embed_dim=16, num_encoder_layers=1, num_heads=2, feedforward_hidden=8
+    )
+    task = REINFORCE(
+        env, policy, baseline="exponential", batch_size=4, train_data_size=12, val_data_size=4, test_data_size=4
+    )
+    dataset = env.dataset(12)
+    return task, dataset, {"collate_fn": dataset.collate_fn}
+
+
 CASES = {
     case.__name__: case for case in (
         timm, transformers, peft, lightly, torch_geometric, schedulefree, torch_ema, segmentation_models_pytorch,
-        chemprop, pytorch_forecasting, torchgeo, pytorch_lightning,
+        chemprop, pytorch_forecasting, torchgeo, pytorch_lightning, gpytorch, darts, scvi, anomalib, torch_uncertainty,
+        asteroid, litgpt, rl4co,
     )
 }  # fmt: skip
 """What makes the case of each package."""

@@ -5,8 +5,11 @@ Nightly: ``pip install -e '.[test,compat]' && pytest -m compat``. What is not in
 
 from __future__ import annotations
 
+import os
 import warnings
+from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch
 import pytest
@@ -23,9 +26,9 @@ from .cases import CASES
 
 pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("default")]
 
-PARITY = {"timm": ("64-true", 1e-8)}
+PARITY = {"timm": ("64-true", 1e-8), "darts": ("32-true", 1e-8)}
 """Precision and bound where they are not float32 and 0: parameters are views of one row, whose other alignment gives
-convolutions other last bits, and BatchNorm over few values and Adam enlarge those."""
+convolutions and matrices of 5 columns other last bits, and BatchNorm over few values and Adam enlarge those."""
 
 SETTINGS = {
     "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "seed": 0,
@@ -59,8 +62,8 @@ LIGHTNING: dict[str, Any] = {
 
 def make(name: str) -> Any:
     """The same module and data in every call."""
-    pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[compat]'")
-    with torch.random.fork_rng():
+    with mock.patch.dict(os.environ), torch.random.fork_rng():  # some packages set variables when they are imported
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[compat]'")
         torch.manual_seed(5)
         return CASES[name]()
 
@@ -70,7 +73,8 @@ def same(left: Any, right: Any) -> float:
     if left.keys() != right.keys():
         return float("inf")
     pairs = [(value.double(), right[name].double()) for name, value in left.items() if isinstance(value, torch.Tensor)]
-    return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    apart = [(a - b).abs()[~torch.isclose(a, b, rtol=0, atol=0, equal_nan=True)] for a, b in pairs]  # inf is inf
+    return max((float(each.max()) for each in apart if each.numel()), default=0.0)
 
 
 def seed_client(trainer: Any, pl_module: Any) -> None:
@@ -82,12 +86,14 @@ def seed_client(trainer: Any, pl_module: Any) -> None:
 def test_a_package_trains_for_two_rounds(tmp_path, name):
     """Two clients, two rounds of FedBC: finite, and moved."""
     module, dataset, options = make(name)
-    before = {key: value.clone() for key, value in module.state_dict().items()}
+    before = deepcopy(module.state_dict())
     trainer = FederatedTrainer(max_rounds=2, default_root_dir=tmp_path, **SETTINGS)
     trainer.fit(module, Dealt(dataset, 2, **options), FedBC(dual_lr=1e-3))
     assert trainer.finished_round == 2
-    assert all(torch.isfinite(value).all() for value in module.state_dict().values() if value.is_floating_point())
-    assert same(before, module.state_dict()) > 0
+    after = module.state_dict()
+    tensors = {key: value for key, value in before.items() if isinstance(value, torch.Tensor)}
+    assert all(after[key][value.isfinite()].isfinite().all() for key, value in tensors.items())
+    assert 0 < same(before, after) < float("inf")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,6 +108,7 @@ def test_a_package_trains_as_under_plain_lightning(tmp_path, name):
         warnings.simplefilter("ignore")
         trainer = package.Trainer(**LIGHTNING, precision=precision, default_root_dir=tmp_path)
         validation = {"val_dataloaders": data.pooled_dataloader("val")} if options.get("val_fraction") else {}
+        trainer.limit_val_batches = 1.0 if validation else 0  # a module's own validation would draw random numbers
         trainer.callbacks.append(package.callbacks.LambdaCallback(on_train_start=seed_client))
         trainer.fit(left, train_dataloaders=data.client_train_dataloader(client=0, round=1, seed=0), **validation)
     federated = FederatedTrainer(
