@@ -35,23 +35,17 @@ class Images(LightningDataModule):
         return DataLoader(self.points, 8)
 
 
-class Plain(LightningModule):
-    def __init__(self, width: int = 3):
+class Net(LightningModule):
+    def __init__(self, width: int = 3, optimizer: OptimizerCallable = torch.optim.SGD):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2))
+        self.optimizer = optimizer
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"] if self.trainer.optimizers else 0.0)
-
-
-class Net(Plain):
-    def __init__(self, width: int = 3, optimizer: OptimizerCallable = torch.optim.SGD):
-        super().__init__(width)
-        self.optimizer = optimizer
+        self.log("val_loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self):
         return self.optimizer(self.parameters())
@@ -91,7 +85,7 @@ test: {ckpt_path: best}
 """
 KINDS = {
     "class": (BY_CLASS, ()),
-    "plain": (OF_ONE_MODEL, ("--model", "my_project.Plain", "--data", "my_project.Images", "--num_clients", 3)),
+    "plain": (OF_ONE_MODEL, ("--model", "my_project.Net", "--data", "my_project.Images", "--num_clients", 3)),
     "more": (WITH_MORE, ()),
 }
 
@@ -134,7 +128,7 @@ def test_what_becomes_of_each_part(my_project):
     assert config["trainer"]["callbacks"][0]["init_args"] == {"monitor": "val_loss", "mode": "min"}
     assert config["data"]["init_args"]["data"] == "my_project.Images"
     plain = adopted(OF_ONE_MODEL, *map(str, KINDS["plain"][1])).config
-    assert plain["model"] == {"class_path": "my_project.Plain", "init_args": {"width": 4}}
+    assert plain["model"] == {"class_path": "my_project.Net", "init_args": {"width": 4}}
     assert plain["optimizer"]["init_args"] == {"lr": 0.1, "momentum": 0.9}
     assert plain["trainer"]["local_steps"] == 2
 
