@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -76,11 +77,36 @@ def renew_flat_weights(layer: nn.RNNBase) -> None:
 
 
 def is_hooked(parameter: nn.Parameter) -> bool:
-    """Return whether hooks are registered on a parameter.
+    """Return whether hooks are registered on a parameter, or may be on the node that accumulates its gradient.
+
+    torch does not tell the hooks of that node, but makes it anew unless somebody keeps it, as hooks on it need: then it
+    knows what was written on it.
 
     Read in torch 2.8 and 2.15. Without it, such hooks cannot be noticed: refuse to record steps.
     """
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        return True
+    if not parameter.requires_grad:
+        return False
+    node: Any = get_gradient_edge(parameter).node
+    node.metadata["met"] = True
+    del node
+    return "met" in cast(Any, get_gradient_edge(parameter).node.metadata)
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """Return the tensors to which ``loss.backward()`` would give gradients.
+
+    Read in torch 2.8 and 2.15. Without it, a recorded step gives no gradient to a leaf that is no parameter.
+    """
+    found, seen, stack = list[Tensor](), set[Any](), [loss.grad_fn]
+    while stack:
+        node: Any = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            stack += [before for before, _ in node.next_functions]
+    return found
 
 
 def inside_compiled(model: Any) -> nn.Module | None:

@@ -60,6 +60,10 @@ class BaseEngine(ABC):
         """
         return None
 
+    def start_round(self) -> None:
+        """Prepare for the clients of a round, whose hooks have been called."""
+        return
+
     @abstractmethod
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return the cohorts of a round: which clients are trained together.

@@ -78,6 +78,8 @@ class WrittenStep(StepWay):
         if loss is not None:
             refuse_loss(loss, run.module)
             run.count_loss(loss, size)
+            if is_compared or recorder.is_due:
+                recorder.look_at(loss)
             run_backward(loss)
             if not layout.gather_gradients(self._bench.optimized_grad):
                 raise MissingGradientError

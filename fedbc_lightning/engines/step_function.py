@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
-from fedbc_lightning.core.private_torch import parameters_of, renew_flat_weights
+from fedbc_lightning.core.private_torch import leaves_of, parameters_of, renew_flat_weights
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.collector import MetricCollector, one_number
@@ -204,7 +204,7 @@ class StepFunction:
         """Take the module's step as it is written, on its own parameters, which are left without gradients.
 
         Raises:
-            NotRecordableError: There is no loss, or a parameter of the optimizer has no gradient.
+            NotRecordableError: There is no loss, a parameter has no gradient, or what is no parameter has one.
         """
         calls = LoggedCalls()
         self.layout.drop_gradients()
@@ -214,11 +214,22 @@ class StepFunction:
                 if loss is None:
                     raise NotRecordableError("training_step returns no loss")
                 refuse_loss(loss, self.user.module)
+                self.check_leaves(loss)
                 loss.backward()
             gradients = [parameter.grad for parameter in self.layout.parameters[: self.layout.num_grouped]]
         finally:
             self.layout.drop_gradients()
         return StepOutput(self._complete(gradients), loss.detach().reshape(()), calls.calls)
+
+    def check_leaves(self, loss: Tensor) -> None:
+        """Raise if ``loss.backward()`` would give a gradient to a tensor that is no parameter of the module.
+
+        Raises:
+            NotRecordableError: It would: such as to a learned temperature in a dict.
+        """
+        own = set(map(id, self.layout.parameters))
+        if not own.issuperset(map(id, leaves_of(loss))):
+            raise NotRecordableError("its loss has a gradient for a tensor that is no parameter of the module")
 
     def _complete(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the gradients, if every parameter of the optimizer has one."""

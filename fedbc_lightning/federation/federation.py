@@ -303,6 +303,7 @@ class Federation:
         self.user.shared_state.watch()
         if server.round == 1:
             self.user.shim.reads.clear()
+        self.engine.start_round()
         try:
             self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
             for positions in self.engine.group(share, steps, alone):

@@ -78,6 +78,21 @@ def test_a_recurrent_layer_keeps_a_list_of_the_weights_it_was_called_with():
     assert any(name.startswith(private_torch.FLAT_WEIGHTS) for name in vars(layer)), gone("_flat_weight")
 
 
+def test_a_kept_node_of_a_parameter_is_found():
+    parameter = nn.Parameter(torch.ones(1))
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    assert private_torch.is_hooked(parameter), gone("metadata")
+    del node
+    assert not private_torch.is_hooked(parameter)
+
+
+def test_the_leaves_of_a_loss_are_found():
+    parameter, other = nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)
+    found = private_torch.leaves_of((2 * parameter + parameter * other.exp()).sum())
+    assert {id(leaf) for leaf in found} == {id(parameter), id(other)}, gone("variable")
+    assert not private_torch.leaves_of(torch.ones(1))
+
+
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_hooks_of_a_parameter_are_found(register):
     parameter = nn.Parameter(torch.ones(1))

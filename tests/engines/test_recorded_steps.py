@@ -408,5 +408,5 @@ def test_a_hook_that_comes_late_is_called(tmp_path, recordings):
         calls.append(late.calls)
     assert calls[0] == calls[1] > 0
     assert recordings.replays > 0
-    with pytest.raises(ConfigurationError, match="hooks are registered"):
+    with pytest.raises(ConfigurationError, match="hooks on its layers or parameters"):
         run(tmp_path, Smooth, callbacks=[Late()], engine="vectorized", max_rounds=3)

@@ -65,18 +65,18 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
         NotRecordableError: An operation gives shapes that depend on values, or writes into a tensor that the function
             has not made, or torch cannot trace the function.
     """
+    storages = {tensor.untyped_storage().data_ptr() for tensor in forbidden}
     try:
         traced = trace(function, inputs)
+        for node in traced.graph.nodes:
+            constant = getattr(traced, node.target) if node.op == "get_attr" else None
+            if isinstance(constant, Tensor) and constant.untyped_storage().data_ptr() in storages:
+                raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
     except NotRecordableError:
         raise
     except Exception as error:
         raise NotRecordableError(f"it looks at values, or torch cannot trace it ({first_line(error)})") from error
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
-    storages = {tensor.untyped_storage().data_ptr() for tensor in forbidden}
-    for node in traced.graph.nodes:
-        constant = getattr(traced, node.target) if node.op == "get_attr" else None
-        if isinstance(constant, Tensor) and constant.untyped_storage().data_ptr() in storages:
-            raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
     for node in calls:
         _check(node)
         _settle_dtype(node)

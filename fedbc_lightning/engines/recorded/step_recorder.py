@@ -91,6 +91,7 @@ class StepRecorder:
     Attributes:
         function: The step as a function of parameters and batch.
         record_after: Number of steps of one shape before it is recorded, by kind.
+        is_due: Whether the step after the one that is taken will be recorded.
         reason: The reason why steps are not recorded, or None if they are.
         lacks_promise: Whether the only reason is that nobody has given the promise.
     """
@@ -107,6 +108,7 @@ class StepRecorder:
         self._round, self._step, self._modes = -1, user.module.training_step, user.modes
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
+        self.is_due = False
         self._is_asked = record_steps is True
         self.reason: str | None = None
         if record_steps is False:
@@ -157,7 +159,7 @@ class StepRecorder:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
         modes = self._user.modes
-        if step != self._step or modes != self._modes or (self._found and _has_hooks(self._module)):
+        if step != self._step or modes != self._modes or (self._found and has_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
         self._step, self._modes = step, modes
@@ -191,6 +193,7 @@ class StepRecorder:
             batch: The batch of one client, or those of K clients.
         """
         self._waiting = self._replayed = None
+        self.is_due = False
         form = _form(batch) if self.reason is None else None
         if form is None:
             return None
@@ -220,12 +223,19 @@ class StepRecorder:
         self._user.collector = self._heard  # type: ignore[assignment]
         return True
 
+    def look_at(self, loss: Tensor) -> None:
+        """Record no more if a step as written gives gradients to other tensors than parameters, as no replay does."""
+        try:
+            self.function.check_leaves(loss)
+        except NotRecordableError as error:
+            self._stop(str(error))
+
     def compare(self, written: StepOutput | None) -> None:
         """Compare a step as written, or None if it had no loss, with its replay; record no more if they differ."""
         heard, self._heard = self._heard, None
         if heard is not None:
             self._user.collector = heard._collector
-        if self._waiting is None:
+        if self._waiting is None or self.reason is not None:
             return
         (found, replayed), self._waiting = self._waiting, None
         if written is not None and heard is not None:
@@ -279,6 +289,8 @@ class StepRecorder:
         count = self._counts[key] = self._counts.get(key, 0) + 1
         # A tensor that stands twice in a batch would be a single input of the recording.
         is_double = len({id(tensor) for tensor in batch}) < len(batch)
+        # Recording a step whose gradients go elsewhere could write traced tensors there: the one before is looked at.
+        self.is_due = count + 1 == self.record_after[kind]
         if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
         try:
@@ -310,14 +322,14 @@ class StepRecorder:
         Raises:
             NotRecordableError: torch's hooks are registered on layers or parameters, or a Metric was updated.
         """
-        if _has_hooks(self._module):
+        if has_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
 
     def _stop(self, reason: str, num_missed: int = 0) -> None:
         """Record no more; ``num_missed`` steps may have been replayed since the step was found to be as recorded."""
-        self.reason = reason
+        self.reason, self.is_due = reason, False
         self._found.clear()
         name = f"{type(self._module).__name__}.training_step"
         if num_missed:
@@ -375,6 +387,7 @@ def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether torch's hooks are registered on a module's layers or parameters."""
     has_own = any(getattr(child, name) for child in module.modules() for name in CALL_HOOKS)
     return has_own or any(map(is_hooked, module.parameters()))

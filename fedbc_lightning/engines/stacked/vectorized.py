@@ -9,10 +9,10 @@ from lightning.fabric.plugins.precision import MixedPrecision
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.private_torch import is_hooked
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.local_step import Training
+from fedbc_lightning.engines.recorded.step_recorder import has_hooks
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_run import CohortOptimizerRun, CohortSolverRun
 from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation, StackedBench
@@ -47,17 +47,34 @@ class VectorizedEngine(BaseEngine):
     def __init__(self, bench: Workbench, by_rule: bool = False) -> None:
         super().__init__(bench)
         self._by_rule = by_rule
-        for problem, is_there in _problems(bench).items():
-            if is_there:
-                raise NotVectorizableError(f"cannot train with {problem}")
+        self._is_one_by_one = False
+        for problem in _problems(bench):
+            raise NotVectorizableError(f"cannot train with {problem}")
         bench.recorder.promise()
         self.stacked = StackedBench(bench)
         self._one_by_one = SequentialEngine(bench)
         self._evaluations: dict[str, MappedEvaluation] = {}
         self.cohort_size = max(2, min(MAX_COHORT, self.stacked.most_rows))
 
+    def start_round(self) -> None:
+        """Ask again what cannot be mapped: hooks may be registered in any round.
+
+        Raises:
+            NotVectorizableError: Something cannot be mapped, and the user has chosen this engine by its name.
+        """
+        for problem in () if self._is_one_by_one else _problems(self.bench):
+            if not self._by_rule:
+                raise NotVectorizableError(f"cannot train with {problem}")
+            self._is_one_by_one = True
+            self.bench.say(
+                f"trainer.engine: auto: from round {self.bench.round} on clients train one after another, because of "
+                f"{problem}."
+            )
+
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return cohorts of clients of similar length, the longest first; a solver's have one length each."""
+        if self._is_one_by_one:
+            return self._one_by_one.group(positions, num_steps, alone)
         together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
         # A solver takes as many steps for all clients of a cohort, so only clients of one length go together.
         parts = [together]
@@ -76,6 +93,7 @@ class VectorizedEngine(BaseEngine):
         if solver.one_by_one:
             raise NotVectorizableError(f"cannot train with {name}: {solver.one_by_one}")
         super().check_solver(name, solver)
+        self._one_by_one.has_solver = True
 
     def check_layer(self, name: str, layer: str) -> None:
         """Refuse to read a layer's output, which needs a hook that a mapped step does not call.
@@ -102,7 +120,7 @@ class VectorizedEngine(BaseEngine):
     def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, all clients at once unless there is only one, or the longest do not stand first."""
         is_unsorted = asked.solver is None and asked.has_own_epochs and not self._is_sorted(cohort, asked.local)
-        if len(cohort) == 1 or is_unsorted:
+        if len(cohort) == 1 or is_unsorted or self._is_one_by_one:
             self._one_by_one.train(cohort, asked)
             return
         self.bench.user.train_mode()
@@ -110,14 +128,14 @@ class VectorizedEngine(BaseEngine):
         (CohortOptimizerRun if asked.solver is None else CohortSolverRun)(self.stacked, cohort, asked).run()
 
 
-def _problems(bench: Workbench) -> dict[str, bool]:
-    """Return what cannot be mapped over clients, and whether it is there."""
+def _problems(bench: Workbench) -> list[str]:
+    """Return what is there and cannot be mapped over clients."""
     user, optimizer = bench.user, bench.optimizer
     listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
     buffers = bench.layout.buffer_names
     overridden = [name for name, own in bench.overridden.items() if own]
     name, is_half = type(optimizer.optimizer).__name__, bench.layout.dtype != bench.layout.master_dtype
-    return {
+    problems = {
         "manual optimization": optimizer.by_hand,
         f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
         f"the module's own {', '.join(overridden)}": bool(overridden),
@@ -131,6 +149,7 @@ def _problems(bench: Workbench) -> dict[str, bool]:
         "streams, or loaders of the user's own, which draw what only one client at a time may": (
             bench.datamodule.has_own_batches
         ),
-        "hooks on its parameters": any(map(is_hooked, user.module.parameters())),
+        "hooks on its layers or parameters": has_hooks(user.module),
         "hooks on the steps of its optimizer": optimizer.has_step_hooks,
     }
+    return [problem for problem, is_there in problems.items() if is_there]
