@@ -191,7 +191,8 @@ class RoundProgressBar(Callback):
         self._console, self._started = Console(highlight=False), time.perf_counter()
         self._first_round, self._is_interrupted = trainer.current_round, False
         self._first = key_numbers(trainer)
-        self._view = self._open(self._console, trainer)
+        # The display's thread reads the FederatedTrainer: what the other one is asked counts as read by the module.
+        self._view = self._open(self._console, getattr(trainer, "view", trainer))
 
     def _open(self, console: Console, trainer: RunView) -> View:
         """Show the description of the run, and return the view that suits what the console is."""

@@ -28,6 +28,7 @@ from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torchmetrics import Metric
 
 # Processes
 
@@ -187,6 +188,14 @@ HPARAMS = "_hparams"
 
 Read in Lightning 2.6. Without it, a federated data module has no ``hparams`` until it asks the wrapped one for them.
 """
+
+
+def forward_value(metric: Metric) -> Any:
+    """Return the value of a Metric for the batch that it was called with last; None if it was only updated.
+
+    Read in torchmetrics 1.8. Without it, ``trainer.callback_metrics`` lacks the values of steps of Metrics.
+    """
+    return metric._forward_cache
 
 
 # Callbacks and loggers

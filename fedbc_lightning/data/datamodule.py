@@ -354,8 +354,12 @@ class FederatedDataModule(LightningDataModule):
     def train_dataloader(self) -> ClientLoader:
         """Return a loader of the pooled training data, for a plain ``lightning.Trainer``.
 
-        The data are shuffled as in round 1 of a single client.
+        The data are shuffled as in round 1 of a single client. In the hooks of a federated run it is the loader of the
+        client that trains, whose length a module may ask for; outside of clients that of the largest one.
         """
+        of_client = getattr(self.trainer, "loader_of_client", lambda: None)()
+        if of_client is not None:
+            return of_client
         dataset = self.pooled_dataset("train")
         if dataset is None:
             raise ConfigurationError("data: no client has any training samples")

@@ -121,7 +121,6 @@ class ClientRun(ABC):
         self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.is_module_informed = False
-        self._metrics: dict[str, Tensor] = {}  # what the module logged in the last epoch
         seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
         buffers, kept = cohort.start_buffers, cohort.start_kept
         bench.load(
@@ -159,7 +158,6 @@ class ClientRun(ABC):
             current_epoch=self.current_epoch,
             global_step=self.global_step,
             current_client=self.client,
-            callback_metrics=self._metrics,
             training=True,
         )
 
@@ -191,11 +189,9 @@ class ClientRun(ABC):
 
     def end_epoch(self) -> None:
         """Call what belongs after the last batch of an epoch."""
+        self.collector.is_in_batch = False
         if self.is_module_informed:
             self.hooks.call("on_train_epoch_end")
-        self._metrics = self.collector.current()
-        if self.is_module_informed:
-            self.user.shim.set(callback_metrics=self._metrics)
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()

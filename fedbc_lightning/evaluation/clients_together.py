@@ -132,7 +132,7 @@ class ClientsTogether:
     def _evaluate_mapped(self, unit: Sequence[Task]) -> Results:
         what, evaluator = self._what, self._evaluator
         clients = [client for _, client in unit]
-        with evaluator.evaluating(what.stage, what.round):
+        with evaluator.evaluating(what.stage):
             if clients != self._clients:
                 self._clients, self._batch = clients, gathered_whole(evaluator.loaders(what.split, clients))
             batch = [part.clone() for part in self._batch]  # the step may write into it

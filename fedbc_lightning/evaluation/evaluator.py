@@ -134,11 +134,9 @@ class Evaluator(SingleModels):
 
     def fine_tune(self, clients: Sequence[int], wanted: Sequence[Measurement]) -> dict[str, Results]:
         """Take a few local steps from z on some clients, and evaluate each client's result on it, on this rank."""
-        shim, models = self.engine.bench.user.shim, wanted[0].models
-        logged = shim.callback_metrics
+        models = wanted[0].models
         with self.engine.bench.layout.frozen.kept():
             cohort = self.engine.fine_tune_by_steps(clients, models.z, models.counters, self.finetune_steps)
-        shim.set(callback_metrics=logged)  # in training they are what the client has logged
         counters, tuned = cohort.counters, dict(zip(clients, cohort.model.clone(), strict=True))
         own = Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
         tasks: list[Task] = [("finetuned", client) for client in clients]

@@ -113,7 +113,7 @@ class SingleModels:
         assert models.local is not None
         if models.fine_tuning is None:
             return models.local(client)
-        with self.evaluating("test", round):
+        with self.evaluating("test"):
             self.seed_client(client, round)
             self._load_local(models, client)
         layout = self.engine.layout
@@ -134,12 +134,11 @@ class SingleModels:
                 raise
 
     @contextmanager
-    def evaluating(self, stage: str, round: int) -> Iterator[None]:
+    def evaluating(self, stage: str) -> Iterator[None]:
         """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
         user = self.engine.bench.user
         user.module.eval()
-        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
-                      current_epoch=round, global_step=round)  # fmt: skip
+        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None)
         try:
             with torch.no_grad():
                 yield
@@ -163,7 +162,7 @@ class SingleModels:
         """
         models, results = what.models, dict[Task, dict[str, Any]]()
         loaded = None
-        with self.evaluating(what.stage, what.round):
+        with self.evaluating(what.stage):
             for which, client in tasks:
                 loader = self.loader(what.split, client)
                 if loader is None:

@@ -97,7 +97,7 @@ class Federation:
         self.simulation, self.participation = simulation, simulation.participation
         self.local, self.channel = self.participation.local, channel
         self._num_samples = datamodule.num_samples("train")
-        self._show_largest_client()
+        self.user.shim.leave_clients()
         # The clients get the optimizer itself; the schedulers that step once per round get a copy.
         configured, seed = schedulers.configure(user), self.participation.seed
         self.schedule = schedulers.RoundSchedulers(configured.copied())
@@ -381,18 +381,7 @@ class Federation:
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
         self.bench.load(self.server.staged_model, self.server.staged("counters"), kept=self.server.kept)
-        self._show_largest_client()
-
-    def _show_largest_client(self) -> None:
-        """Show the module the largest client's counts: outside of clients, ``self.trainer`` has these.
-
-        ``configure_optimizers`` sees them, too, when it is called to learn its form.
-        """
-        num_batches = self.participation.most_batches
-        limits = self.local.limits(num_batches)
-        if self.local.schedule_rounds is None:
-            limits["max_epochs"] = self.local.epochs or 1
-        self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
+        self.user.shim.leave_clients()
 
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""

@@ -203,6 +203,7 @@ class Participation:
         num_batches: Number of batches per epoch of each client, int64 (N,).
         clients: The clients that may be sampled, int64, ascending: all but those that are held out.
         most_batches: Number of batches per epoch of the largest client that may be sampled.
+        largest: That client.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -216,6 +217,7 @@ class Participation:
         self.stragglers, self.seed = stragglers, seed
         self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()
         self._num_clients, self.most_batches = len(self.clients), int(self.num_batches[self.clients].max())
+        self.largest = int(self.clients[self.num_batches[self.clients].argmax()])
         self.num_sampled = num_sampled(clients_per_round, self._num_clients)
         name = type(algorithm).__name__
         if algorithm.needs_all_clients and self.num_sampled < self._num_clients:

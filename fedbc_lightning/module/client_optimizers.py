@@ -303,7 +303,7 @@ class LocalOptimizer:
         for config in () if self.by_hand else self.schedulers:
             if config.interval != interval or config.reduce_on_plateau != plateau or count % config.frequency:
                 continue
-            metrics: dict[Any, Tensor] = self._user.collector.current() if plateau else {}
+            metrics: dict[Any, Tensor] = self._user.collector.shown("callback") if plateau else {}
             if not plateau or config.monitor in metrics:
                 self._user.module.lr_scheduler_step(config.scheduler, metrics.get(config.monitor))
             elif config.strict:

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides, own_base
-from fedbc_lightning.core.private_lightning import sizes_in
+from fedbc_lightning.core.private_lightning import forward_value, sizes_in
 
 # NumPy's scalars have the bits of torch's operations on scalar tensors, which cost 3 us where these cost 1 us
 NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -94,11 +94,13 @@ class WeightedMean:
 
     Attributes:
         weight: Sum of the weights.
+        last: The value that was added last.
     """
 
     def __init__(self) -> None:
         self._total: Any = 0.0
         self.weight: Any = 0.0
+        self.last: Any = None
 
     def add(self, value: Any, weight: Any) -> None:
         """Add a value, which is a number or a tensor, with a weight."""
@@ -106,11 +108,13 @@ class WeightedMean:
         kind = NUMPY.get(value.dtype) if isinstance(value, Tensor) and value.is_cpu and not value.ndim else None
         # item() would cut a compiled step in two.
         if kind is None or isinstance(weight, Tensor) or is_dynamo_compiling():
-            self._total = self._total + (value.detach() if isinstance(value, Tensor) else value) * weight
+            self.last = value.detach() if isinstance(value, Tensor) else value
+            self._total = self._total + self.last * weight
             return
         total = kind(self._total) if type(self._total) is float else self._total
+        self.last = last = kind(value.item())
         with np.errstate(all="ignore"):  # sums of infinities are as silent as torch's
-            self._total = total + kind(value.item()) * kind(weight)
+            self._total = total + last * kind(weight)
 
     def add_all(self, values: Sequence[Any], weight: Any) -> None:
         """Add values of one class and dtype with equal weights, with the bits of a call of :meth:`add` for each."""
@@ -124,6 +128,7 @@ class WeightedMean:
         with np.errstate(all="ignore"):  # accumulate rounds as a loop of additions does
             self._total = np.add.accumulate(np.append(self._total, products))[-1]
         self.weight += weight * len(rest)
+        self.last = values[-1]
 
     def value(self) -> Any:
         """Return the mean: a tensor, which may not be computed yet, if a tensor was added; else a Python float."""
@@ -145,10 +150,13 @@ class _Logged:
 
     Args:
         reduce: Name of the reduction.
+        on_step: Whether Lightning shows the value of a step.
+        on_epoch: Whether it shows that of an epoch.
+        kinds: Lightning's dictionaries in which it is shown.
     """
 
-    def __init__(self, reduce: str) -> None:
-        self.reduce = reduce
+    def __init__(self, reduce: str, on_step: bool, on_epoch: bool, kinds: tuple[str, ...]) -> None:
+        self.reduce, self.on_step, self.on_epoch, self.kinds = reduce, on_step, on_epoch, kinds
         self.metric: Metric | None = None
         # Of another reduction than the mean the weight alone counts: it says whether something was logged since the
         # epoch began. Of a Metric this is known when it was computed.
@@ -164,6 +172,7 @@ class _Logged:
             value = value.detach()
         self._result = COMBINED[self.reduce](self._result, value) if self.mean.weight else value
         self.mean.weight += weight
+        self.mean.last = value
 
     def add_all(self, values: Sequence[Any], weight: float) -> None:
         """Add values of one class and dtype with equal weights, one after another."""
@@ -180,10 +189,21 @@ class _Logged:
         if self.metric.update_called:
             self.reduce, self._result, self.mean.weight = "last", self.metric.compute(), 1.0
         self.metric.reset()
+        self.metric = None
 
     def value(self) -> Any:
         """Return the value of the epoch so far."""
         return self.mean.value() if self.reduce == "mean" else self._result
+
+    def shown(self, *, in_batch: bool) -> Any:
+        """Return what Lightning shows inside of a batch, or at the end of the epoch; None if it shows nothing new."""
+        if in_batch:
+            return self.mean.last if self.on_step else None
+        if not self.on_epoch:
+            return None
+        if self.metric is not None:
+            return self.metric.compute() if self.metric.update_called else None
+        return self.value() if self.mean.weight else None
 
 
 class MetricCollector:
@@ -196,31 +216,43 @@ class MetricCollector:
     Attributes:
         batch: The current batch.
         num_batches: Number of batches of the current epoch so far, including the current one.
+        is_in_batch: Whether a batch is under way, so that Lightning would show values of steps.
     """
 
     def __init__(self) -> None:
         self.batch: Any = None
         self._batch_size: int | None = None
         self._epoch: dict[str, _Logged] = {}
+        self._ended: dict[str, _Logged] = {}  # the last value of each name in the epochs that have ended
         self._totals: dict[str, WeightedMean] = {}
         self.num_samples = self.num_batches = 0
+        self.is_in_batch = False
 
     def start_batch(self, batch: Any, batch_size: int, num_batches: int = 1) -> None:
         """Set the batch to which the next logged values belong; it may be the last of several of one size."""
-        self.batch = batch
+        self.batch, self.is_in_batch = batch, True
         self._batch_size = batch_size
         self.num_samples += batch_size * num_batches
         self.num_batches += num_batches
 
-    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
+    def log(
+        self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None, **shown: Any
+    ) -> None:
         """Add one logged value.
+
+        Args:
+            name: Name of the value.
+            value: A number, a tensor or a Metric.
+            reduce_fx: The reduction.
+            batch_size: Weight of the value; None is the number of samples of the batch.
+            **shown: Where Lightning shows it: the arguments ``on_step``, ``on_epoch``, ``logger`` and ``prog_bar``.
 
         Raises:
             ConfigurationError: The reduction is not mean, sum, min or max, or a tensor has several elements.
         """
-        logged = self._logged(name, reduce_fx)
+        logged = self._epoch.get(name) or self._logged(name, reduce_fx, **shown)
         if isinstance(value, Metric):
-            logged.metric = value
+            logged.metric, logged.mean.last = value, forward_value(value)
             return
         value = self._checked(name, value)
         if batch_size is None:
@@ -239,12 +271,24 @@ class MetricCollector:
         """
         self._logged(name, reduce_fx).add_all(values, batch_size)
 
-    def _logged(self, name: str, reduce_fx: Any) -> _Logged:
+    def _logged(
+        self,
+        name: str,
+        reduce_fx: Any,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        logger: bool | None = None,
+        prog_bar: bool = False,
+    ) -> _Logged:
         if name not in self._epoch:
             reduce = reduction(reduce_fx)
             if reduce not in ("mean", *COMBINED):
                 raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
-            self._epoch[name] = _Logged(reduce)
+            # Lightning's defaults: a step's value in hooks of batches, the epoch's in those of epochs.
+            on_step = self.is_in_batch if on_step is None else on_step
+            on_epoch = not self.is_in_batch if on_epoch is None else on_epoch
+            kinds = ("callback", *["log"] * (logger is not False), *["pbar"] * prog_bar)
+            self._epoch[name] = _Logged(reduce, on_step, on_epoch, kinds)
         return self._epoch[name]
 
     def _checked(self, name: str, value: Any) -> Any:
@@ -262,14 +306,27 @@ class MetricCollector:
             if logged.mean.weight:
                 weight = logged.mean.weight if logged.reduce == "mean" else max(self.num_samples, 1)
                 self._totals.setdefault(name, WeightedMean()).add(logged.value(), weight)
-        self._epoch = {}
+        self._ended, self._epoch = self._ended | self._epoch, {}
         self.num_samples = self.num_batches = 0
 
-    def current(self) -> dict[str, Tensor]:
-        """Return the values so far, for schedulers and hooks that read ``callback_metrics``."""
-        ended = {name: torch.as_tensor(mean.value()) for name, mean in self._totals.items()}
-        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.mean.weight}
-        return ended | running
+    def shown(self, kind: str) -> dict[str, Any]:
+        """Return what Lightning shows now under its own names, such as ``loss_step`` and ``loss_epoch``.
+
+        Args:
+            kind: The dictionary that is meant: ``callback``, ``log`` (what loggers get) or ``pbar`` (numbers).
+        """
+        found: dict[str, Any] = {}
+        # Inside of a batch the values of its step are the newest, and those of epochs come from the one before.
+        running = (True,) if self.is_in_batch else (True, False)
+        for by_name, times in ((self._ended, (True, False)), (self._epoch, running)):
+            for in_batch in times:
+                for name, logged in by_name.items():
+                    value = logged.shown(in_batch=in_batch)
+                    if value is None or kind not in logged.kinds:
+                        continue
+                    forked = f"{name}_{'step' if in_batch else 'epoch'}" if logged.on_step and logged.on_epoch else name
+                    found |= dict.fromkeys((name, forked) if kind == "callback" else (forked,), torch.as_tensor(value))
+        return {name: value.item() for name, value in found.items()} if kind == "pbar" else found
 
     def means(self) -> dict[str, Any]:
         """Return the values by their names as they were logged; on a device they may not be computed yet."""
@@ -371,4 +428,7 @@ class ModuleLog:
         if prog_bar:
             self.on_screen[name] = None
         if self._collector is not None and (on_step is not False or on_epoch is not False):
-            self._collector().log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
+            self._collector().log(
+                name, value, reduce_fx=reduce_fx, batch_size=batch_size, on_step=on_step, on_epoch=on_epoch,
+                logger=logger, prog_bar=prog_bar,
+            )  # fmt: skip

@@ -7,12 +7,15 @@ Callbacks are called first. ``docs/howto/hooks.md`` has a table of the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
 
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.origin import is_ours
+
+if TYPE_CHECKING:
+    from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
@@ -25,13 +28,17 @@ class Hooks:
     """Calls the overridden hooks of a run.
 
     Args:
-        trainer: The object that callbacks get as their trainer.
+        trainer: The trainer that callbacks are given.
         module: The user's module, whose own hooks are called after those of callbacks.
         callbacks: The callbacks, in the order in which they are called.
+
+    Attributes:
+        trainer: The same.
+        callbacks: The same.
     """
 
-    def __init__(self, trainer: object, module: LightningModule, callbacks: Sequence[Callback]) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: ModuleTrainer, module: LightningModule, callbacks: Sequence[Callback]) -> None:
+        self.trainer = trainer
         self._module = module
         self.callbacks = list(callbacks)
         self._found: dict[str, tuple[list[Callable], Callable | None]] = {}
@@ -68,12 +75,16 @@ class Hooks:
 
     def call_callbacks(self, name: str, *args: Any) -> None:
         """Call the hook on the callbacks alone."""
-        for method in self._find(name)[0]:
-            method(self._trainer, self._module, *args)
+        methods = self._find(name)[0]
+        if methods:
+            with self.trainer.in_callback():
+                for method in methods:
+                    method(self.trainer, self._module, *args)
 
     def call_callback(self, callback: Callback, name: str, *args: Any) -> None:
         """Call the hook on one of the callbacks, whether it overrides it or not."""
-        getattr(callback, name)(self._trainer, self._module, *args)
+        with self.trainer.in_callback():
+            getattr(callback, name)(self.trainer, self._module, *args)
 
     def _find(self, name: str) -> tuple[list[Callable], Callable | None]:
         # Asked before every batch. Finding out anew which methods are overridden would cost more than most hooks do.

@@ -1,63 +1,27 @@
-"""Stands for ``self.trainer`` of the user's module inside federated training."""
+"""The trainer that hooks of module, callbacks and data module are given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import show_optimizers
+from fedbc_lightning.module.trainer_names import MISSING, NAMES, STAGES
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from lightning.pytorch import LightningModule
 
     from fedbc_lightning.module.collector import MetricCollector
-
-STAGES = ("training", "validating", "testing", "predicting")
-
-# Lightning's defaults of settings of its Trainer that have no counterpart here, and values before the first client.
-DEFAULTS: dict[str, Any] = {
-    "limit_train_batches": 1.0, "limit_val_batches": 1.0, "limit_test_batches": 1.0, "limit_predict_batches": 1.0,
-    "overfit_batches": 0.0, "log_every_n_steps": 50, "check_val_every_n_epoch": 1, "val_check_interval": 1.0,
-    "val_check_batch": None, "num_sanity_val_steps": 0, "num_sanity_val_batches": [], "min_epochs": None,
-    "min_steps": None, "checkpoint_callback": None, "checkpoint_callbacks": [], "ckpt_path": None,
-    "distributed_sampler_kwargs": None, "enable_validation": True, "interrupted": False, "received_sigterm": False,
-    "enable_autolog_hparams": True, "node_rank": 0, "scaler": None, "barebones": False, "fast_dev_run": False,
-    "profiler": PassThroughProfiler(), "print": rank_zero_only(print), "sanity_checking": False,
-    "optimizers": [], "lr_scheduler_configs": [], "current_epoch": 0, "global_step": 0, "current_client": None,
-    "train_dataloader": None, "val_dataloaders": None, "test_dataloaders": None, "predict_dataloaders": None,
-    **dict.fromkeys(STAGES, False),
-}  # fmt: skip
-
-
-# Names that are computed from others; what they read counts as read by the user. Each client has one loader, whose
-# number of batches Lightning gives in a list.
-COMPUTED: dict[str, Callable[[Any], Any]] = {
-    "model": lambda trainer: trainer.lightning_module,
-    "precision_plugin": lambda trainer: trainer.strategy.precision_plugin,
-    "evaluating": lambda trainer: trainer.stage in ("validating", "testing"),
-    "logged_metrics": lambda trainer: trainer.callback_metrics,
-    "progress_bar_metrics": lambda trainer: {name: float(value) for name, value in trainer.callback_metrics.items()},
-    "early_stopping_callbacks": lambda trainer: [
-        each for each in trainer.peek(["callbacks"])[0] if isinstance(each, both(EarlyStopping))
-    ],
-    "early_stopping_callback": lambda trainer: next(iter(trainer.early_stopping_callbacks), None),
-    "num_val_batches": lambda trainer: [len(each) for each in (trainer.val_dataloaders,) if each is not None],
-    "num_test_batches": lambda trainer: [len(each) for each in (trainer.test_dataloaders,) if each is not None],
-    "num_predict_batches": lambda trainer: [len(each) for each in (trainer.predict_dataloaders,) if each is not None],
-}
 
 
 class StepsByHand(Protocol):
@@ -126,19 +90,21 @@ class ModuleStrategy(SingleDeviceStrategy):
 
 
 class ModuleTrainer:
-    """Gives the module the attributes of its trainer; names without a meaning here raise an error.
+    """The trainer of the module, of callbacks and of the data module, inside of a run.
 
-    Inside a client the words mean the client's training: ``max_epochs`` are the local epochs, ``current_epoch`` the
-    local epoch, ``global_step`` the local steps so far, ``estimated_stepping_batches`` all local steps; of one round,
-    or with ``local_schedules: continue`` of all rounds. Outside, ``current_epoch`` is the round.
+    :data:`~fedbc_lightning.module.trainer_names.NAMES` says what Lightning's names mean; inside a client they mean that
+    client's training. Any other name is one of the :class:`FederatedTrainer`.
 
     Attributes:
         reads: Names that were read since the set was last cleared. A ``configure_optimizers`` that reads any must be
             called again for each client.
+        view: The FederatedTrainer; None in a copy that left the run.
         lightning_module: The user's module; None until :meth:`show_module`.
-        run: The run that the module belongs to, which ``self.trainer.should_stop = True`` ends after the round.
         collector: Returns the collector of the client or evaluation that runs.
         is_client_stopped: Whether the module has set ``should_stop`` in the client that trains.
+        is_callback: Whether a hook of a callback runs.
+        limits: Values that hold outside of clients, where the largest client is meant.
+        make_loader: Makes the largest client's loader; None before the data are set up.
     """
 
     reads: set[str]
@@ -146,32 +112,46 @@ class ModuleTrainer:
 
     _values: dict[str, Any]
 
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(reads=set(), lightning_module=None, collector=None, is_client_stopped=False, run=None)
-        self.__dict__["_values"] = {**DEFAULTS, "strategy": ModuleStrategy(self), **values}
+    def __init__(self, view: Any = None, **values: Any) -> None:
+        self.__dict__.update(
+            reads=set(), view=view, lightning_module=None, collector=None, is_client_stopped=False, is_callback=False,
+            limits={}, make_loader=None,
+        )  # fmt: skip
+        known = {name: known.value for name, known in NAMES.items()}
+        self.__dict__["_values"] = {**known, "strategy": ModuleStrategy(self), "current_client": None, **values}
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a name, or raise an error that says which names there are."""
-        values = self.__dict__.get("_values", {})
-        if name in COMPUTED:
-            return COMPUTED[name](self)
-        if name.startswith("_") or name not in values:
-            properties = [key for key, part in vars(type(self)).items() if isinstance(part, property)]
-            raise MissingNameError(
-                f"self.trainer.{name} does not exist in federated training; there is: "
-                f"{', '.join(sorted([*values, *COMPUTED, *properties]))}."
-            )
-        # What configure_optimizers reads here may differ between clients, so it decides whether one call serves them
-        # all.
-        self.__dict__["reads"].add(name)
-        return values[name]
+        known = NAMES.get(name)
+        if known is not None and known.compute is not None:
+            return known.compute(self)
+        values, view = self.__dict__.get("_values", {}), self.__dict__.get("view")
+        if name in values:
+            # What configure_optimizers reads here may differ between clients, so it decides whether one call serves
+            # them all.
+            self.__dict__["reads"].add(name)
+            return values[name]
+        if name not in MISSING and not name.startswith("_"):
+            self.__dict__["reads"].add(name)
+            try:
+                return getattr(view, name)
+            except AttributeError:
+                if name in dir(view):
+                    raise
+        why = f" ({MISSING[name]})" if name in MISSING else ""
+        raise MissingNameError(
+            f"self.trainer.{name} does not exist in federated training{why}; there is: {', '.join(sorted(NAMES))}."
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set ``should_stop``; other names cannot be set."""
+        """Set ``should_stop``, or what is the FederatedTrainer's or new; Lightning's other names cannot be set."""
         if name != "should_stop":
-            raise MissingNameError(f"self.trainer.{name} cannot be set from the module in federated training.")
-        if not self._values["training"]:
-            self.run.should_stop = bool(value)
+            if name in NAMES or name in MISSING or name in self.__dict__ or name in self._values:
+                raise MissingNameError(f"self.trainer.{name} cannot be set in federated training.")
+            setattr(self.view, name, value)
+        elif not self._values["training"] or self.is_callback:
+            # A client that a callback's clock stops would not be the same in a run that resumes.
+            self.view.should_stop = bool(value)
         elif self._values["current_client"] is None:
             raise MissingNameError(
                 "self.trainer.should_stop: several clients train at once here, and one cannot be stopped; use "
@@ -190,10 +170,16 @@ class ModuleTrainer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to rebuild it in another process or after the run, with its plain values only."""
         plain = (bool, int, float, str, type(None))
-        values = {name: value for name, value in self._values.items() if isinstance(value, plain)}
+        of_run = {name: getattr(self.view, name) for name in ("current_round", "max_rounds") if self.view is not None}
+        values = {name: value for name, value in (self._values | of_run).items() if isinstance(value, plain)}
         return partial(ModuleTrainer, **values), ()
 
     # Names that are computed. A read of ``self.name`` counts as one of the user's, of ``self._values`` it does not.
+
+    @property
+    def is_in_client(self) -> bool:
+        """Whether one client trains."""
+        return self._values["training"] and self._values["current_client"] is not None
 
     @property
     def stage(self) -> str | None:
@@ -204,7 +190,7 @@ class ModuleTrainer:
     def state(self) -> SimpleNamespace:
         """Lightning's ``TrainerState`` of a running fit or evaluation."""
         stage = None if self.stage is None else RunningStage[self.stage.upper()]
-        fn = self._values.get("fn", TrainerFn.FITTING)
+        fn = TrainerFn.FITTING if self.view is None else self.view.state.fn
         return SimpleNamespace(fn=fn, status=TrainerStatus.RUNNING, stage=stage, finished=False, stopped=False)
 
     @property
@@ -217,7 +203,33 @@ class ModuleTrainer:
     @property
     def should_stop(self) -> bool:
         """Whether the client's training ends after this step; outside of clients, whether the run ends."""
-        return self.is_client_stopped if self.training else self.run.should_stop
+        return self.is_client_stopped if self._values["training"] and not self.is_callback else self.view.should_stop
+
+    def counted(self, name: str) -> int:
+        """Return ``current_epoch`` or ``global_step``: what the client has counted, or else the number of the round."""
+        self.reads.add(name)
+        if self.view is None or self.is_in_client:
+            return self._values[name] or 0
+        return self.view.current_round
+
+    def loader_of_client(self) -> Any:
+        """Return the loader of the client that trains, or else of the largest client; None outside of ``fit``."""
+        self.reads.add("train_dataloader")
+        if self.is_in_client or self.make_loader is None:
+            return self._values["train_dataloader"]
+        return self.make_loader()
+
+    def metrics(self, kind: str) -> dict[str, Any]:
+        """Return what the client has logged, by Lightning's names, or else the metrics of the run.
+
+        Args:
+            kind: The dictionary of Lightning that is meant: ``callback``, ``log`` or ``pbar``.
+        """
+        self.reads.add("callback_metrics")
+        if self.is_in_client and self.collector is not None:
+            return self.collector().shown(kind)
+        found = {} if self.view is None else self.view.callback_metrics
+        return {name: float(value) for name, value in found.items()} if kind == "pbar" else found
 
     # For the framework
 
@@ -227,11 +239,11 @@ class ModuleTrainer:
 
     def peek(self, names: Iterable[str]) -> tuple[Any, ...]:
         """Return values by name without adding the names to ``reads``."""
-        return tuple([self._values[name] for name in names])
+        return tuple([self._values[name] if name in self._values else getattr(self.view, name) for name in names])
 
-    def show_module(self, module: LightningModule, run: Any, fabric: Fabric) -> None:
-        """Set the module, its run, and the Fabric that connects the processes."""
-        self.__dict__.update(lightning_module=module, run=run)
+    def show_module(self, module: LightningModule, fabric: Fabric) -> None:
+        """Set the module and the Fabric that connects the processes."""
+        self.__dict__["lightning_module"] = module
         self._values["strategy"].connect(module)
         self._values["strategy"].fabric = fabric
 
@@ -239,9 +251,27 @@ class ModuleTrainer:
         """Set the function that returns the current collector."""
         self.__dict__["collector"] = collector
 
+    def show_largest_client(self, limits: Mapping[str, Any], loader: Callable[[], Any]) -> None:
+        """Set what holds outside of clients: limits of the largest client's training, and what makes its loader."""
+        self.__dict__.update(limits=limits, make_loader=loader)
+        self.leave_clients()
+
+    def leave_clients(self) -> None:
+        """Show what holds outside of clients."""
+        self.set(**self.limits, current_client=None, training=False)
+
     def start_client(self) -> None:
         """Start a client, which is not stopped by what stopped the client before it."""
         self.__dict__["is_client_stopped"] = False
+
+    @contextmanager
+    def in_callback(self) -> Iterator[None]:
+        """Let ``should_stop`` mean the run, because a hook of a callback runs inside."""
+        self.__dict__["is_callback"] = True
+        try:
+            yield
+        finally:
+            self.__dict__["is_callback"] = False
 
     def set_optimizers(self, optimizers: list[Any], scheduler_configs: list[Any], *, by_hand: bool) -> None:
         """Set what ``self.optimizers()`` and ``self.lr_schedulers()`` return, for steps ``by_hand`` in wrappers."""

@@ -34,7 +34,7 @@ def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Liter
         round: Number of the current round.
         name: Kind of the hooks, ``"validation"`` or ``"test"``.
     """
-    hooks, evaluating = run.hooks, partial(run.evaluator.evaluating, name, round)
+    hooks, evaluating = run.hooks, partial(run.evaluator.evaluating, name)
     not_kept = partial(not_kept_from_evaluation_hooks, run.federation)
     # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
     run.federation.bench.optimizer.forget()
@@ -63,7 +63,6 @@ def evaluate_once(run: Run) -> dict[str, float]:
         missing = "test data to evaluate on" if is_test else f"validation data; {HOW_TO_VALIDATE} before training"
         raise ConfigurationError(f"data: there is no {missing}.")
     progress = run.progress
-    run.shim.set(current_round=progress.current_round)
     progress.evaluation = evaluate_with_hooks(run, [split], progress.current_round, "test" if is_test else "validation")
     progress.callback_metrics = {}
     progress.publish(progress.evaluation.metrics)

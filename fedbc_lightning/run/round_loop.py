@@ -44,7 +44,6 @@ class RoundLoop:
         self._open_rows()
         progress = run.progress
         progress.log_dir, progress.loggers = str(recorder.folder), recorder.loggers
-        run.shim.set(loggers=progress.loggers, logger=progress.logger, log_dir=progress.log_dir)
 
     def run(self) -> None:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
@@ -107,7 +106,6 @@ class RoundLoop:
         run, federation = self._run, self._federation
         started = time.perf_counter()
         round = self._progress.current_round = self._progress.finished_round + 1
-        run.shim.set(current_round=round, current_epoch=round, global_step=round)
         # Hooks may draw from the global generators; with a seed of its own for each round a resumed run draws the same.
         seed_globals(derive(run.seed, "round", round), run.user.device)
         if round > 1:
@@ -125,7 +123,6 @@ class RoundLoop:
             self._advance()
             return
         federation.load_global()
-        run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - started
         every = run.settings.eval_every_n_rounds
         is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
@@ -139,7 +136,7 @@ class RoundLoop:
                 self._hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self._run, splits, round, "validation")
         told = self._not_kept_from("on_validation_end")
-        with self._run.evaluator.evaluating("validation", round), told:
+        with self._run.evaluator.evaluating("validation"), told:
             self._hooks.call_module("on_validation_end")
         self._hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
@@ -151,13 +148,12 @@ class RoundLoop:
         round = progress.current_round
         progress.evaluation = evaluation
         metrics |= evaluation.metrics
-        self._publish(metrics)
+        progress.publish(metrics)
         if round:
             self._federation.commit(round, metrics)
         run.user.best_metrics.commit()
         progress.finished_round = round
         collector = run.user.start_collecting()
-        run.shim.set(current_epoch=round, global_step=round)
         seed_globals(derive(run.seed, "round end", round), run.user.device)
         # The round is committed: even if a hook raises now, its rows must be written, which ``finally`` does.
         try:
@@ -166,7 +162,7 @@ class RoundLoop:
                     self._hooks.call("on_round_end")
                 self._federation.server.commit()
             metrics |= collector.logged()
-            self._publish(metrics)
+            progress.publish(metrics)
             with self._not_kept_from("on_validation_end"):
                 self._call_validation_end(metrics, bool(evaluation.metrics))
         finally:
@@ -195,7 +191,3 @@ class RoundLoop:
         fabric, progress = self._run.fabric, self._progress
         if fabric.world_size > 1:  # a callback may look at the clock of its own process, and all must stop together
             progress.should_stop = any(gather_objects(fabric, progress.should_stop))
-
-    def _publish(self, metrics: dict[str, float]) -> None:
-        self._progress.publish(metrics)
-        self._run.shim.set(callback_metrics=self._progress.callback_metrics)

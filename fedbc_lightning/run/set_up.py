@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Progress, Request, Run
 from fedbc_lightning.run.run_checkpoint import hyper_parameters, warn_of_other_settings
 from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint, file_rows
 
 log = logging.getLogger(__name__)
@@ -77,15 +79,18 @@ def set_up(
     """
     datamodule, algorithm = request.datamodule, request.algorithm
     seed = global_seed() if settings.seed is None else settings.seed
-    shim = _make_shim(settings, fabric, datamodule, hooks)
-    shim.show_module(request.model, progress, fabric)
-    _set_users_parts_up(request, fabric, shim, hooks, beginning.saved)
-    user = UserModule(request.model, fabric, hooks, shim, datamodule)
-    user.attach()
+    shim = hooks.trainer
+    _set_data_up(request, fabric, beginning.saved)
     participation = Participation(
         datamodule, algorithm, settings.local, settings.chosen_sampler, settings.clients_per_round,
         settings.stragglers, seed,
     )  # fmt: skip
+    _show_largest_client(shim, participation, datamodule)
+    hooks.call("setup", request.fn.value)
+    hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
+    request.model.configure_model()
+    user = UserModule(request.model, fabric, hooks, shim, datamodule)
+    user.attach()
     client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
     federation = Federation(
         fabric, user, datamodule, algorithm, Simulation(participation, datamodule, algorithm, settings.system),
@@ -119,37 +124,51 @@ def _engine(request: Request, settings: RunSettings, saved: dict[str, Any] | Non
     return "sequential" if saved is None else saved[checkpoint.KEY]["settings"]["trainer.engine"]
 
 
-def _make_shim(settings: RunSettings, fabric: Fabric, datamodule: FederatedDataModule, hooks: Hooks) -> ModuleTrainer:
-    return ModuleTrainer(
-        max_rounds=settings.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
-        callback_metrics={}, callbacks=hooks.callbacks, is_global_zero=fabric.is_global_zero,
+def make_shim(view: RunView, fabric: Fabric, request: Request) -> ModuleTrainer:
+    """Make the trainer that hooks are given, and show it to module and data.
+
+    Args:
+        view: The FederatedTrainer.
+        fabric: Fabric that has been launched.
+        request: What the user asks for.
+    """
+    settings = view.settings
+    shim = ModuleTrainer(
+        view, datamodule=request.datamodule, is_global_zero=fabric.is_global_zero,
         # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
-        global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
-        progress_bar_callback=None, precision=settings.precision,
-        default_root_dir=str(settings.default_root_dir), log_dir=None,
-        accumulate_grad_batches=settings.accumulate_grad_batches,
+        global_rank=fabric.global_rank, local_rank=fabric.local_rank, precision=settings.precision,
+        default_root_dir=str(settings.default_root_dir), accumulate_grad_batches=settings.accumulate_grad_batches,
         gradient_clip_val=settings.gradient_clip_val,
         gradient_clip_algorithm=settings.local.gradient_clip_algorithm,
     )  # fmt: skip
+    shim.show_module(request.model, fabric)
+    request.datamodule.trainer = request.model.trainer = shim  # type: ignore[assignment]
+    return shim
 
 
-def _set_users_parts_up(
-    request: Request, fabric: Fabric, shim: ModuleTrainer, hooks: Hooks, saved: dict[str, Any] | None
-) -> None:
-    """Call the hooks that prepare the user's data and module, in Lightning's order."""
-    model, datamodule, stage = request.model, request.datamodule, request.fn.value
-    datamodule.trainer = shim  # type: ignore[assignment]
+def _set_data_up(request: Request, fabric: Fabric, saved: dict[str, Any] | None) -> None:
+    """Call the hooks that prepare the user's data, in Lightning's order."""
+    model, datamodule = request.model, request.datamodule
     # A download is made once per machine, and no process may read before it is complete.
     if fabric.local_rank == 0:
         datamodule.prepare_data()
         model.prepare_data()
     fabric.barrier()
-    datamodule.set_up(stage, saved)
+    datamodule.set_up(request.fn.value, saved)
     datamodule.validate_clients()
-    model.trainer = shim  # type: ignore[assignment]
-    hooks.call("setup", stage)
-    hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
-    model.configure_model()
+
+
+def _show_largest_client(shim: ModuleTrainer, participation: Participation, data: FederatedDataModule) -> None:
+    """Show the counts and the loader of the largest client, which ``self.trainer`` has outside of clients.
+
+    ``configure_optimizers`` sees them, too, when it is called to learn its form.
+    """
+    local, num_batches = participation.local, participation.most_batches
+    limits = local.limits(num_batches)
+    if local.schedule_rounds is None:
+        limits["max_epochs"] = local.epochs or 1
+    largest = partial(data.client_train_dataloader, participation.largest)
+    shim.show_largest_client({**limits, "num_training_batches": num_batches}, largest)
 
 
 def find_beginning(request: Request, experiment: Path, fabric: Fabric, lock: RunLock, last: Run | None) -> Beginning:

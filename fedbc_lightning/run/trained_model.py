@@ -135,7 +135,7 @@ def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | 
     chosen = choose_model(run, index)
     run.hooks.call_module("on_predict_model_eval")
     run.hooks.call("on_predict_start")
-    with evaluator.evaluating("predict", run.progress.finished_round):
+    with evaluator.evaluating("predict"):
         federation.bench.load(chosen.model, chosen.counters, kept=chosen.kept)
         run.shim.set(predicting=True, predict_dataloaders=loader)
         evaluator.seed_client(owner, run.progress.finished_round)

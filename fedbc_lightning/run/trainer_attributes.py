@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.module.trainer_names import NAMES
 from fedbc_lightning.run.run import Outcome, Progress, Run
 from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
@@ -20,9 +21,10 @@ from fedbc_lightning.run.settings import RunSettings
 class RunView:
     """Shows settings, progress and state of a run as attributes of ``FederatedTrainer``.
 
-    The names follow ``lightning.Trainer``, as far as EarlyStopping, Timer and ModelSummary use them. Our own callbacks
-    name this class as the type of the trainer that their hooks are given. Lightning's Callback names its own Trainer
-    there, hence their ``type: ignore[override]``.
+    Lightning's names for a run under way are those of the trainer that hooks are given
+    (:class:`~fedbc_lightning.module.trainer_proxy.ModuleTrainer`), which in turn has all names of this class. Our own
+    callbacks name this class as its type. Lightning's Callback names its own Trainer there, hence their
+    ``type: ignore[override]``.
 
     Args:
         settings: What the user chose; its attributes are attributes of the trainer.
@@ -59,25 +61,12 @@ class RunView:
             return self._outcome.result
         return self.recorder.result()
 
-    @property
-    def strategy(self) -> Any:
-        """A stand-in for Lightning's strategy; EarlyStopping needs no reduction, because all ranks decide alike."""
-        return SimpleNamespace(
-            reduce_boolean_decision=lambda decision, all=True: decision,
-            broadcast=lambda value, src=0: value,  # no exchange: ranks call callbacks at different times
-            barrier=lambda name=None: None,
-            root_device=self._fabric.device,
-        )
-
-    sanity_checking = fast_dev_run = False
-    val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
-    check_val_every_n_epoch = 1
-
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that one of the trainer's parts has under the same name."""
         # Also called for a name whose property raises AttributeError, and for any name while a copy is unpickled.
-        if name in _OURS:
-            return getattr(self, _OURS[name])
+        run = self.__dict__.get("_run")
+        if name in NAMES and name not in _PART_OF and run is not None:
+            return getattr(run.shim, name)
         part = _PART_OF[name](self) if name in _PART_OF else None
         if part is None:
             raise AttributeError(
@@ -86,10 +75,14 @@ class RunView:
             )
         return getattr(part, name)
 
+    def __dir__(self) -> list[str]:
+        """Return the names of the parts, too."""
+        return [*super().__dir__(), *_PART_OF]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Give the part another value, as callbacks do: ``trainer.should_stop = True``."""
-        if name in _OURS:
-            raise AttributeError(f"{type(self).__name__}.{name} is read from its {_OURS[name]}, and cannot be set")
+        if name in NAMES and name not in _PART_OF and name not in ("callbacks", "state"):
+            raise AttributeError(f"{type(self).__name__}.{name} tells how a run goes on, and cannot be set")
         is_of_part = name in _PART_OF and not hasattr(type(self), name)
         object.__setattr__(_PART_OF[name](self) if is_of_part else self, name, value)
 
@@ -97,12 +90,6 @@ class RunView:
 def _federation(trainer: RunView) -> Federation | None:
     return None if trainer._run is None else trainer._run.federation
 
-
-# Lightning's names of what has a name of its own here: callbacks see a round as an epoch, and as a step, too.
-_OURS = {
-    "current_epoch": "current_round", "global_step": "current_round", "max_epochs": "max_rounds",
-    "logged_metrics": "callback_metrics",
-}  # fmt: skip
 
 # The part that has an attribute, so that an option of the trainer is an attribute without being named here. A later
 # line counts more: ``seed`` is that which the run has taken. After a run in other processes, see its outcome.

@@ -30,7 +30,7 @@ from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
-from fedbc_lightning.run.set_up import begin, find_beginning, set_up
+from fedbc_lightning.run.set_up import begin, find_beginning, make_shim, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
@@ -254,7 +254,9 @@ class FederatedTrainer(RunView):
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
         beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
-        hooks = Hooks(self, model, with_callbacks_of(model, self.callbacks))
+        shim = make_shim(self, fabric, request)
+        hooks = Hooks(shim, model, with_callbacks_of(model, self.callbacks))
+        shim.set(callbacks=hooks.callbacks)
         with preserved_globals(fabric.device), ExitStack() as at_the_end:
             at_the_end.callback(model.cpu)  # where lightning.Trainer leaves it, too
             run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
