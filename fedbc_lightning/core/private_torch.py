@@ -68,6 +68,15 @@ def is_persistent(module: nn.Module, name: str) -> bool:
     return name not in module._non_persistent_buffers_set
 
 
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's own buffers, also those that are None so far, which ``named_buffers`` leaves out.
+
+    Read in torch 2.8 and 2.15. Without it, a buffer that a step makes of None is not noticed, and passes to the next
+    client.
+    """
+    return module._buffers
+
+
 def renew_flat_weights(layer: nn.RNNBase) -> None:
     """Let a recurrent layer's list of weights hold those that it has now, for ``functional_call`` leaves others there.
 

@@ -18,6 +18,7 @@ from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
+from fedbc_lightning.state import WrittenParametersError
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 
@@ -251,6 +252,8 @@ class ClientRun(ABC):
         if is_last:
             self.hooks.call("on_client_end", self.client)
         layout, row = self.layout, self.bench.row
+        if changed := layout.changed_forms():
+            raise WrittenParametersError(changed)
         shared, kept = row.split([layout.num_parameters, layout.num_kept]) if layout.num_kept else (row, row[:0])
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         w = shared.to(layout.master_dtype, copy=not (is_last and len(self.cohort) == 1))

@@ -326,6 +326,6 @@ class Workbench:
         self._shared_row.copy_(model[:num_parameters] if has_more else model)
         if kept is not None:
             self.row[num_parameters:].copy_(kept)
-        if self.layout.buffer_names:
+        if self.layout.places:
             values = model[num_parameters:] if buffers is None else buffers
             self.layout.write_buffers(values, counters)

@@ -30,6 +30,7 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
         "schedule": federation.schedule.state_dict(),
         "grad_scale": federation.grad_scale,
         "written_parameters": federation.layout.written,
+        "changing_buffers": federation.layout.changing,
         "best_metrics": federation.user.best_metrics.values,
         "per_tensor_optimizer": not federation.bench.optimizer.is_flat,
         **({"set_by_hooks": set_by_hooks(federation)} if federation.bench.has_hooks else {}),
@@ -54,7 +55,7 @@ def module_state_of(
     server, layout = federation.server, federation.layout
     model, counters, kept = ClientModel(server.model, server["counters"], server.kept) if own is None else own
     z, buffers = model.split([layout.num_parameters, layout.num_buffers])
-    left_out = () if with_frozen else layout.large_frozen()
+    left_out = {*layout.changing, *(() if with_frozen else layout.large_frozen())}
     whole = federation.user.module.state_dict()
     # An extra state (``get_extra_state``) may be any value.
     state = {name: plain_copy(value, is_snapshot=True) for name, value in whole.items() if name not in left_out}
@@ -73,6 +74,7 @@ def prepare_for(federation: Federation, state: dict[str, Any], path: str | Path)
     Raises:
         ConfigurationError: The state is of another model, partition or algorithm.
     """
+    federation.take_as_changing(state.get("changing_buffers", []))
     federation.take_as_buffers(state.get("written_parameters", []))
     checkpoint.check_fingerprint(state["fingerprint"], federation.fingerprint, path)
 

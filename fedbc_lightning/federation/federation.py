@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
@@ -224,6 +225,26 @@ class Federation:
             self.clients.continue_from(clients, buffers[num_buffers:], counters[num_counters:])
             self.grad_scale = grad_scale
 
+    def take_as_changing(self, names: Sequence[str]) -> None:
+        """Let the shapes of these buffers, which they have at present, change; call this before the first round ends.
+
+        Raises:
+            ConfigurationError: The clients' buffers are averaged, or a round is over.
+        """
+        if not names:
+            return
+        if self._buffer_policy == "average" or self.server.round > 1:
+            when = f"for the first time in round {self.server.round}" if self.server.round > 1 else "in training"
+            raise ConfigurationError(
+                f"model: the shape or dtype of buffer '{names[0]}' changes {when}, so it has no mean over clients. Set "
+                "trainer.buffers: local (each client keeps its own; let it change in the first round), register it "
+                "with persistent=False (each client starts anew), or give it its last shape in __init__."
+            )
+        self.layout.take_as_changing(names)
+        self.bench, initial = self.bench.renewed(), self.layout.weights()
+        self.make_state(initial)
+        self._prepare(initial)
+
     def make_state(self, initial: Weights) -> None:
         """Make the state of server and clients anew, as before the first round, with this initial model."""
         self.server = ServerState(
@@ -296,7 +317,8 @@ class Federation:
         self.bench.work.start_round(len(share))
         # A straggler takes fewer steps than a cohort could share, and the pooled data has a loader of its own.
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
-        counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
+        counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
+        num_counters = self.layout.num_counters
         # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
         written: list[str] = []
@@ -311,7 +333,7 @@ class Federation:
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
-                    counters = torch.maximum(counters, cohort.counters)
+                    counters[:num_counters] = torch.maximum(counters, cohort.counters[: len(counters)])[:num_counters]
             self.layout.check_trainable(is_round_over=True)
         except WrittenParametersError as error:  # all ranks are to hear of it
             written = error.names

@@ -123,6 +123,12 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
         WrittenParametersError: Not all of the parameters were copied before the round, or clients' rows in a file
             would have to be made longer.
     """
+    buffers = {place.full_name for place in federation.layout.places}
+    if changing := [name for name in error.names if name in buffers]:
+        federation.rollback()
+        federation.load_global()
+        federation.take_as_changing(changing)
+        return
     is_in_file = federation.server.round > 1 and federation.clients.file_rows is not None
     if is_in_file or not set(error.names) <= frozen.keys():
         raise error

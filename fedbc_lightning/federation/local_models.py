@@ -94,7 +94,7 @@ class LocalModels:
             declaration.client_rows(KEPT, "kept")
         if self._has_local_buffers:
             declaration.client_rows(LOCAL_BUFFERS, "buffers")
-            declaration.client_rows(LOCAL_COUNTERS, "counters")
+            declaration.client_rows(LOCAL_COUNTERS, "counters table" if self._layout.changing else "counters")
 
     def begin(self, cohort: Cohort) -> None:
         """Set each client's start to its stored parameters and buffers, if any."""

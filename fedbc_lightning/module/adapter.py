@@ -54,7 +54,7 @@ class Scratch(NamedTuple):
 
     def put(self, value: Tensor) -> None:
         """Write a value."""
-        write_buffer(self.module, self.name, value)
+        write_buffer(self.module, self.name, value, value.dtype)
 
 
 class BestMetrics:

@@ -99,7 +99,8 @@ class RunSettings:
         buffers: Treatment of floating-point buffers such as BatchNorm's. ``average``: the server averages them like
             parameters (integer buffers take the maximum). ``local``: every client keeps its own, and the server's mean
             is for evaluation only. ``global``: they stay as in the initial model. The same holds for parameters with
-            ``requires_grad=False`` that training writes, such as those of a teacher network.
+            ``requires_grad=False`` that training writes, such as those of a teacher network. Buffers whose shape
+            training changes, such as memory banks, have no mean: ``average`` refuses them in the first round.
         local_parameters: Names or patterns (``head.*``) of parameters that stay with each client, or ``batch_norm`` for
             those of all BatchNorm layers; the algorithm sees and sends the others alone. None: all are shared. See
             ``docs/howto/partial_sharing.md``.

@@ -87,14 +87,17 @@ class StateDeclaration:
         self.client_rows(name, "model")
 
     def client_rows(self, name: str, kind: str) -> None:
-        """Declare a row per client of a kind above, or its ``buffers``, ``counters`` or ``kept`` parameters."""
+        """Declare a row per client of a kind above, or its ``buffers``, ``counters`` or ``kept`` parameters.
+
+        ``counters table`` are counters whose number differs between clients.
+        """
         self._claim("client", name)
         self.client_vectors[name] = kind
 
     @property
     def table_names(self) -> list[str]:
         """Names of the clients' tables."""
-        return [name for name, kind in self.client_vectors.items() if kind == "table"]
+        return [name for name, kind in self.client_vectors.items() if kind.endswith("table")]
 
     def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
         """Declare one vector (d,) at the server.
@@ -304,11 +307,11 @@ class ClientStore:
         z, buffers, counters, kept = (values.detach().to("cpu", copy=True) for values in initial)
         starts = {
             "z": z, "zeros": torch.zeros_like(z), "model": torch.cat([z, buffers]), "buffers": buffers,
-            "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype),
+            "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype), "counters table": counters,
         }  # fmt: skip
         kinds = self._kinds = declaration.client_vectors
-        self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
-        vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
+        self._tables = TableRows({name: starts[kinds[name]] for name in declaration.table_names})
+        vectors = {name: starts[kind] for name, kind in kinds.items() if name not in self._tables.starts}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
         self._dtypes = dtypes
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())

@@ -15,6 +15,8 @@ Where p > 0, d counts the shared parameters alone, and methods see no others. A 
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.private_torch import is_persistent
+from fedbc_lightning.core.private_torch import buffers_of, is_persistent
 from fedbc_lightning.state.frozen import FrozenParameters
 
 
@@ -70,6 +72,26 @@ class Weights(NamedTuple):
         return any(len(mine) > 0 and not is_same(mine, theirs) for mine, theirs in zip(self, others, strict=True))
 
 
+class Place(NamedTuple):
+    """Says where a buffer lies in its module, and which form it has at the start: None if it is None."""
+
+    full_name: str
+    module: nn.Module
+    name: str
+    shape: torch.Size | None
+    dtype: torch.dtype | None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The present tensor, looked up each time, because modules may replace theirs."""
+        return getattr(self.module, self.name)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether its shape or dtype has changed."""
+        return (getattr(self.tensor, "shape", None), getattr(self.tensor, "dtype", None)) != (self.shape, self.dtype)
+
+
 @dataclass(frozen=True)
 class Entry:
     """Says where one parameter lies in the vector: its name, shape and first index."""
@@ -106,6 +128,9 @@ class ParameterLayout:
         num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
         buffer_names: Names of the persistent buffers, which training may change.
+        changing: Names of those whose shape training changes; they travel behind the integer buffers, packed.
+        num_counters: Number of elements of the persistent integer buffers.
+        places: Where the persistent buffers lie, also those that are None so far.
         num_buffers: Number of elements of the persistent floating-point buffers, b.
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
         dtype: Dtype of the parameters.
@@ -164,6 +189,7 @@ class ParameterLayout:
 
         self._module = module
         self.written: list[str] = []
+        self.changing: list[str] = []
         self._list_buffers()
         device = order[0].device
         self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
@@ -176,11 +202,15 @@ class ParameterLayout:
 
     def _list_buffers(self) -> None:
         owners = ((name, *name.rpartition(".")[::2]) for name in self.written)
-        written = [(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
-        self._buffers = [*_persistent_buffers(self._module), *written]
-        self.buffer_names = [full for full, _, _ in self._buffers]
+        written = [_place(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
+        self.places = [*_persistent_buffers(self._module), *written]
+        fixed = [place for place in self.places if place.full_name not in self.changing]
+        self._buffers, self._empty = [p for p in fixed if p.shape is not None], [p for p in fixed if p.shape is None]
+        self._packed = [p for p in self.places if p.full_name in self.changing]
+        self.buffer_names = [place.full_name for place in (*self._buffers, *self._packed)]
         floating = self._of_kind(is_floating=True)
         self.num_buffers = sum(buffer.numel() for buffer in floating)
+        self.num_counters = sum(buffer.numel() for buffer in self._of_kind(is_floating=False))
         is_wide = any(buffer.dtype == torch.float64 for buffer in floating)
         self.buffer_dtype = torch.float64 if is_wide else self.master_dtype
 
@@ -188,6 +218,15 @@ class ParameterLayout:
         """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
         self.written = self.written + self.frozen.take_out(names)
         self._list_buffers()
+
+    def take_as_changing(self, names: Sequence[str]) -> None:
+        """Let the shapes of these buffers change from now on; they have those of the start at present."""
+        self.changing = self.changing + [name for name in names if name not in self.changing]
+        self._list_buffers()
+
+    def changed_forms(self) -> list[str]:
+        """Return the names of buffers that have another shape or dtype than at the start, and may not."""
+        return [p.full_name for p in self.places if p.has_changed and p.full_name not in self.changing]
 
     # parameters
 
@@ -226,7 +265,7 @@ class ParameterLayout:
         lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
         if at_start:
             frozen = (mark.parameter for mark in self.frozen.marks)
-            known = {*self.parameters, *frozen, *(getattr(m, n) for _, m, n in self._buffers)}
+            known = {*self.parameters, *frozen, *(place.tensor for place in self._buffers)}
             lost += [name for name, parameter in now.items() if parameter not in known]
         if lost:
             raise ConfigurationError(
@@ -328,8 +367,7 @@ class ParameterLayout:
     # buffers
 
     def _of_kind(self, *, is_floating: bool) -> list[Tensor]:
-        # Looked up at every call, because modules may replace theirs
-        found = (_real(getattr(module, name)) for _, module, name in self._buffers)
+        found = (_real(place.tensor) for place in self._buffers)
         return [buffer for buffer in found if buffer.is_floating_point() == is_floating]
 
     def read_buffers(self) -> Tensor:
@@ -337,23 +375,31 @@ class ParameterLayout:
         return self._flat(self._of_kind(is_floating=True), self.buffer_dtype)
 
     def read_counters(self) -> Tensor:
-        """Return a copy of the integer and boolean buffers as one int64 vector."""
+        """Return a copy of the integer and boolean buffers, and of those that change shape, as one int64 vector."""
         counters = (buffer.detach().reshape(-1).to(torch.int64) for buffer in self._of_kind(is_floating=False))
-        return torch.cat([self._no_counters, *counters])
+        packed = [_pack([p.tensor for p in self._packed]).to(self._no_counters.device)] if self._packed else []
+        return torch.cat([self._no_counters, *counters, *packed])
 
     def write_buffers(self, values: Tensor, counters: Tensor) -> None:
         """Copy vectors that :meth:`read_buffers` and :meth:`read_counters` returned into the module's buffers."""
-        for _, buffer, part in self._parts(values, counters):
-            buffer.copy_(part)
+        for place, part in self._parts(values, counters):
+            write_buffer(place.module, place.name, part, place.dtype)
+        for place in self._empty:
+            write_buffer(place.module, place.name, None, None)
 
-    def _parts(self, values: Tensor, counters: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the full name of each buffer, the buffer, and its part of the two vectors."""
+    def _parts(self, values: Tensor, counters: Tensor) -> Iterator[tuple[Place, Tensor | None]]:
+        """Yield each buffer's place and its part of the two vectors, complex ones as pairs of real numbers."""
         vectors, offsets = (counters, values), [0, 0]
-        for full_name, module, name in self._buffers:
-            buffer = _real(getattr(module, name))
-            kind, begin = buffer.is_floating_point(), offsets[buffer.is_floating_point()]
-            offsets[kind] = begin + buffer.numel()
-            yield full_name, buffer, vectors[kind][begin : offsets[kind]].view_as(buffer)
+        for place in self._buffers:
+            assert place.shape is not None
+            assert place.dtype is not None
+            shape = (*place.shape, 2) if place.dtype.is_complex else place.shape
+            kind = place.dtype.is_floating_point or place.dtype.is_complex
+            begin, offsets[kind] = offsets[kind], offsets[kind] + math.prod(shape)
+            yield place, vectors[kind][begin : offsets[kind]].view(shape)
+        if self._packed:
+            for place, tensor in zip(self._packed, _unpack(counters[self.num_counters :]), strict=True):
+                yield place._replace(dtype=getattr(tensor, "dtype", None)), tensor
 
     # files
 
@@ -374,9 +420,7 @@ class ParameterLayout:
             counters: A vector as :meth:`read_counters` returns it.
         """
         parts = self._parts(values.cpu(), counters.cpu())
-        named = {name: part.to(buffer.dtype, copy=True) for name, buffer, part in parts}
-        is_complex = {full: getattr(module, name).is_complex() for full, module, name in self._buffers}
-        return {name: torch.view_as_complex(part) if is_complex[name] else part for name, part in named.items()}
+        return {place.full_name: _cast(part, place.dtype) for place, part in parts if part is not None and place.dtype}
 
     def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add each tensor that the module has under several names, such as tied weights, under its other names."""
@@ -391,7 +435,7 @@ class ParameterLayout:
     def fingerprint(self) -> dict[str, str]:
         """Return "shape dtype" of every parameter and persistent buffer by name, to compare checkpoint and module."""
         kinds = {e.name: (e.shape, self.dtype) for e in self.entries}
-        kinds |= {full: (getattr(m, n).shape, getattr(m, n).dtype) for full, m, n in self._buffers}
+        kinds |= {place.full_name: (place.tensor.shape, place.tensor.dtype) for place in self._buffers}
         return {name: f"{tuple(shape)} {dtype}".replace("torch.", "") for name, (shape, dtype) in sorted(kinds.items())}
 
 
@@ -402,13 +446,37 @@ def is_same(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left, right) or torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
 
 
-def write_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Copy a value into a buffer, or put a copy in its place where training has given it another form."""
+def write_buffer(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None) -> None:
+    """Copy a value into a buffer of a dtype, or put a copy in its place where training has given it another form."""
     buffer = getattr(module, name)
-    if isinstance(buffer, Tensor) and buffer.shape == value.shape and buffer.dtype == value.dtype:
-        buffer.copy_(value)
+    if value is None or dtype is None:
+        setattr(module, name, None)
+    elif buffer is not None and buffer.dtype == dtype and _real(buffer).shape == _real(value).shape:
+        _real(buffer).copy_(_real(value))
     else:
-        setattr(module, name, value.clone())
+        setattr(module, name, _cast(value, dtype))
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy in a dtype; a complex one may come as pairs of real numbers."""
+    if not dtype.is_complex:
+        return value.to(dtype, copy=True)
+    return torch.view_as_complex(_real(value).to(dtype.to_real(), copy=True))
+
+
+def _pack(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return tensors of any shape and dtype as one int64 vector: the number of bytes, and torch's file of them."""
+    file = io.BytesIO()
+    torch.save([None if tensor is None else tensor.detach().cpu().clone() for tensor in tensors], file)
+    saved = file.getvalue()
+    size = len(saved)
+    return torch.frombuffer(bytearray(size.to_bytes(8, "little") + saved + bytes(-size % 8)), dtype=torch.int64)
+
+
+def _unpack(packed: Tensor) -> list[Tensor | None]:
+    """Return the tensors that :func:`_pack` was given, on the device of the vector."""
+    data = packed.cpu().numpy().tobytes()
+    return torch.load(io.BytesIO(data[8 : 8 + int.from_bytes(data[:8], "little")]), map_location=packed.device)
 
 
 def _real(buffer: Tensor) -> Tensor:
@@ -416,14 +484,19 @@ def _real(buffer: Tensor) -> Tensor:
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
-def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (full name, owner, local name) of the persistent buffers; states of metrics are left out."""
+def _persistent_buffers(module: nn.Module) -> Iterator[Place]:
+    """Yield the places of the persistent buffers; states of metrics are left out."""
     for prefix, child in module.named_modules():
         if isinstance(child, Metric):
             continue
-        for name, _ in child.named_buffers(recurse=False, remove_duplicate=False):
+        for name in buffers_of(child):
             if is_persistent(child, name):
-                yield f"{prefix}.{name}".lstrip("."), child, name
+                yield _place(f"{prefix}.{name}".lstrip("."), child, name)
+
+
+def _place(full_name: str, module: nn.Module, name: str) -> Place:
+    tensor = getattr(module, name)
+    return Place(full_name, module, name, getattr(tensor, "shape", None), getattr(tensor, "dtype", None))
 
 
 def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

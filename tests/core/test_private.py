@@ -65,8 +65,11 @@ def test_hooks_are_found_where_they_are_registered():
 def test_a_module_knows_which_buffers_persist():
     layer = nn.BatchNorm1d(2)
     layer.register_buffer("scratch", torch.zeros(1), persistent=False)
-    persistent = {name for name, _ in layer.named_buffers() if private_torch.is_persistent(layer, name)}
-    assert persistent == set(layer.state_dict()) - {"weight", "bias"}, gone("_non_persistent_buffers_set")
+    layer.register_buffer("none", None)
+    found = private_torch.buffers_of(layer)
+    assert found == {**dict(layer.named_buffers()), "none": None}, gone("_buffers")
+    persistent = {name for name in found if private_torch.is_persistent(layer, name)}
+    assert persistent == {*layer.state_dict(), "none"} - {"weight", "bias"}, gone("_non_persistent_buffers_set")
 
 
 def test_a_recurrent_layer_keeps_a_list_of_the_weights_it_was_called_with():

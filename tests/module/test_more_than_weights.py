@@ -279,6 +279,39 @@ def test_a_teacher_that_begins_late_is_refused_if_rows_lie_in_a_file(tmp_path, m
         make_trainer(tmp_path).fit(make_model(Teacher, begins_at=2), BoringData(), FedAvg())
 
 
+class Bank(BoringModel):
+    """Remembers the size of each batch in a buffer that grows, and the last output in one that is None at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("last", None)
+
+    def training_step(self, batch, batch_idx):
+        self.sizes = torch.cat([self.sizes, torch.tensor([len(batch[0])])])
+        self.last = self(batch[0]).detach()
+        return super().training_step(batch, batch_idx)
+
+
+def test_buffers_that_change_shape_are_each_clients_own(tmp_path):
+    """In one run, in a resumed one, and in what is exported."""
+    trainers = [make_trainer(tmp_path / "whole", buffers="local", clients_per_round=6)]
+    trainers += [
+        make_trainer(tmp_path / "halves", buffers="local", clients_per_round=6, max_rounds=rounds) for rounds in (2, 3)
+    ]
+    for trainer in trainers:
+        trainer.fit(make_model(Bank), BoringData(), FedAvg(), "last")
+    found = [
+        torch.load(trainer.export(make_model(Bank), BoringData(), FedAvg(), client=client))["state_dict"]
+        for trainer in trainers[::2]
+        for client in (None, 0, 5)
+    ]
+    assert_equal_trees(found[:3], found[3:])
+    assert [len(state["sizes"]) for state in found[:3]] == [0, 3, 3 * 9]
+    assert "last" not in found[0]
+    assert found[2]["last"].shape == (8, 3)
+
+
 class LateTeacher(BoringModel):
     """Its teacher is written between the rounds alone."""
 
