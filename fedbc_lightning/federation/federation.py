@@ -322,7 +322,6 @@ class Federation:
         # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
         written: list[str] = []
-        self.user.shared_state.watch()
         if server.round == 1:
             self.user.shim.reads.clear()
         self.engine.start_round()
@@ -337,7 +336,6 @@ class Federation:
             self.layout.check_trainable(is_round_over=True)
         except WrittenParametersError as error:  # all ranks are to hear of it
             written = error.names
-        self.user.shared_state.report()
         return results.TrainedShare(records, counters, written)
 
     def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:

@@ -10,10 +10,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.described import Budget
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.module.mistakes import place_of
-from fedbc_lightning.module.shared_state import Budget
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.server.arrived_updates import ArrivedUpdates
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration

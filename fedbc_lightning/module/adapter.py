@@ -29,7 +29,6 @@ from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_s
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.mistakes import locate_step
-from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.state.layout import write_buffer
 
@@ -156,7 +155,7 @@ class UserModule:
         precision.convert_module(module)
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
-        self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
+        self.best_metrics = BestMetrics(module)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
         self._kept_optimizers: KeptState | None = None

@@ -17,6 +17,7 @@ from fedbc_lightning.federation.hook_writes import (
     kept_from_start_hooks,
     not_kept_from_evaluation_hooks,
 )
+from fedbc_lightning.federation.isolation import check_isolation
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, refuse_if_nothing_logs
@@ -113,6 +114,8 @@ class RoundLoop:
         with kept_from_round_hooks(federation, "on_round_start"):
             self._hooks.call("on_round_start")
         try:
+            if round == 1 and run.settings.check_isolation:
+                check_isolation(federation)
             metrics = federation.run_round(round)
         except WrittenParametersError as error:
             # Only training shows which frozen parameters are written, such as a teacher's moving average. They are

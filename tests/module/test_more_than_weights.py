@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import random
-from collections import deque
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
@@ -216,17 +212,6 @@ def test_a_teacher_travels_however_it_is_written(tmp_path):
         trainer.fit(make_model(teacher), BoringData(), FedAvg())
         states = state_of(trainer), expected
         assert_equal_trees(*({name: state[name] for name in expected if name[0] == "z"} for state in states))
-
-
-def test_a_module_that_training_replaces_is_named(tmp_path, caplog):
-    class Replacing(Teacher):
-        def training_step(self, batch, batch_idx):
-            self.teacher = copy.deepcopy(self.teacher)
-            return BoringModel.training_step(self, batch, batch_idx)
-
-    with caplog.at_level("INFO"):
-        make_trainer(tmp_path).fit(make_model(Replacing), BoringData(), FedAvg())
-    assert "model: teacher (another module now) changed while clients trained" in caplog.text
 
 
 @pytest.mark.parametrize("rows_in_file", [False, True])
@@ -444,66 +429,3 @@ def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path):
     model.trainer_of_run = make_trainer(tmp_path, max_rounds=3, eval_every_n_rounds=2, callbacks=[again])
     model.trainer_of_run.fit(model, BoringData(500, val_fraction=0.25), FedAvg(), "last")
     assert again.loaded == 2
-
-
-class Ema:
-    """An average of the weights, written as torch-ema writes its own."""
-
-    def __init__(self, parameters):
-        self.shadow = [parameter.detach().clone() for parameter in parameters]
-
-    def update(self, parameters):
-        for shadow, parameter in zip(self.shadow, parameters, strict=True):
-            shadow.data.lerp_(parameter.detach(), 0.1)
-
-
-# Kind of state -> how it is made from the module, and how a step changes it
-STATES = {
-    "number": (lambda m: 0, lambda m, k: setattr(m, "state", m.state + 1)),
-    "list": (lambda m: [], lambda m, k: m.state.append(1)),
-    "deque": (lambda m: deque(maxlen=3), lambda m, k: m.state.append(k)),
-    "dict": (lambda m: {"a": {"b": 0}}, lambda m, k: m.state["a"].update(b=k + 1)),
-    "tensor": (lambda m: torch.zeros(2), lambda m, k: m.state.data.add_(1)),
-    "ema": (lambda m: Ema(m.parameters()), lambda m, k: m.state.update(m.parameters())),
-    "hidden": (lambda m: [torch.nn.Linear(2, 2)], lambda m, k: m.state[0].weight.data.add_(1)),
-    "torch": (lambda m: torch.Generator(), lambda m, k: torch.rand(1, generator=m.state)),
-    "numpy": (lambda m: np.random.default_rng(0), lambda m, k: m.state.random()),
-    "random": (lambda m: random.Random(0), lambda m, k: m.state.random()),
-    "child": (lambda m: None, lambda m, k: setattr(m.net[2], "slope", 0.1)),
-    "nothing": (lambda m: None, lambda m, k: None),
-    "own": (lambda m: [m.net, *m.parameters()], lambda m, k: None),
-    "cleared": (lambda m: [1, 2], lambda m, k: m.state.append(3) or m.state.pop()),
-}
-
-
-class Remembering(BoringModel):
-    """Holds one kind of state, which its step changes."""
-
-    def __init__(self, kind, resets=False):
-        super().__init__()
-        self.net[2].slope = 0.5
-        self.kind, self.state = kind, STATES[kind][0](self)
-        if resets:
-            self.on_client_start = lambda client: None
-
-    def training_step(self, batch, batch_idx):
-        STATES[self.kind][1](self, batch_idx)
-        return super().training_step(batch, batch_idx)
-
-
-def lines_about_state(tmp_path, caplog, model):
-    with caplog.at_level("INFO"):
-        make_trainer(tmp_path, max_rounds=2, eval_every_n_rounds=0).fit(model, BoringData(500), FedAvg())
-    lines = [line for line in caplog.text.splitlines() if "is neither parameter nor buffer" in line]
-    caplog.clear()
-    return lines
-
-
-def test_state_that_clients_share_is_said_once(tmp_path, caplog):
-    for kind in ("number", "list", "deque", "dict", "tensor", "ema", "hidden", "torch", "numpy", "random"):
-        (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind))
-        assert "model: state changed while clients trained" in line, kind
-    (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="child"))
-    assert "model: net.2.slope changed" in line
-    for kind, resets in (("nothing", False), ("own", False), ("cleared", False), ("number", True)):
-        assert not lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind, resets=resets)), kind

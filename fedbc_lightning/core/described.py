@@ -1,4 +1,4 @@
-"""Finds state of a module that is neither parameter nor buffer, which would leak from one client to the next."""
+"""Describes values of any kind, so that a change of them shows."""
 
 from __future__ import annotations
 
@@ -11,77 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torchmetrics import Metric
 
-from fedbc_lightning.core.private_torch import FLAT_WEIGHTS, writes_into
-from fedbc_lightning.module.hooks import Hooks
+from fedbc_lightning.core.private_torch import writes_into
 
 # Largest number of values that are compared in a round; further ones are ignored
 MAX_VALUES = 20_000
-# Attributes that torch and Lightning give to every module, which are not compared
-OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
-REPLACED = " (another module now)"
 # Random numbers that a module draws from a generator of its own depend on which clients were trained before.
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
-
-
-class SharedState:
-    """Prints once which attributes of a module change while clients train, since all clients share them.
-
-    It compares them before and after the clients of a round, so it costs the same for one client as for a million.
-
-    Args:
-        module: The user's module.
-        hooks: The module's hooks; a module with an ``on_client_start`` is assumed to reset its state there.
-    """
-
-    def __init__(self, module: nn.Module, hooks: Hooks) -> None:
-        self._module, self._hooks = module, hooks
-        self._before: dict[str, Any] = {}
-        self._has_reported = False
-
-    def watch(self) -> None:
-        """Describe the attributes before the first client of a round."""
-        if not self._has_reported:
-            self._before = self._described()
-
-    def report(self) -> None:
-        """Print which attributes have changed, after the last client of a round."""
-        if self._has_reported:
-            return
-        now = self._described()
-        changed = [name for name in {**self._before, **now} if self._before.get(name) != now.get(name)]
-        inside = tuple(f"{name.removesuffix(REPLACED)}." for name in changed if name.endswith(REPLACED))
-        changed = [name for name in changed if not name.startswith(inside)]
-        self._before = {}
-        if changed and not self._hooks.listens_itself("on_client_start"):
-            self._has_reported = True
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            rank_zero_info(
-                f"model: {', '.join(changed[:3])}{more} changed while clients trained and is neither parameter nor "
-                "buffer: a client goes on with what the one before left there, no checkpoint holds it, and several "
-                "processes give other numbers than one. Make it a buffer (trainer.buffers), or set it anew in "
-                "on_client_start (said once)."
-            )
-
-    def _described(self) -> dict[str, Any]:
-        """Return a description of each attribute by name, which differs if the attribute has changed."""
-        own = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
-        left, found = Budget(map(id, own)), {}
-        for prefix, child in self._module.named_modules():
-            if isinstance(child, Metric):
-                continue
-            for key, value in vars(child).items():
-                if key not in OWN and not key.startswith(FLAT_WEIGHTS):
-                    found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
-            for key, part in child.named_children():
-                found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
-        return found
 
 
 class Budget:

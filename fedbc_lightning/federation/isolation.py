@@ -1,0 +1,182 @@
+"""Checks, if the user asks for it, that a client's result does not depend on who has trained before it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+
+from fedbc_lightning.core.described import BY_REFERENCE, LIBRARIES, Budget
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.private_torch import FLAT_WEIGHTS
+from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.federation import user_methods as methods
+from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.module.kept_optimizers import kept_by
+
+# Attributes that torch and Lightning give to every module, which are neither compared nor copied
+OWN = frozenset({*vars(LightningModule()), *vars(LightningDataModule()), "log", "clip_gradients"})
+# Bytes from which on a tensor or an array is not copied, and objects from which on nothing of an owner is
+LARGE, MANY = 2**20, 100_000
+
+
+def check_isolation(federation: Federation) -> None:
+    """Train two clients in both orders, on copies of the user's attributes, and compare the results bit for bit.
+
+    Args:
+        federation: Before its first round, whose start hooks were called; it is left as it was.
+
+    Raises:
+        ConfigurationError: A client's result depends on the order; the message says what differed, and what changed.
+        WrittenParametersError: A frozen parameter was written.
+    """
+    bench, clients = federation.bench, [int(client) for client in federation.participation.clients[:2]]
+    if federation.algorithm.trains_pooled or len(clients) < 2:
+        bench.say("trainer.check_isolation: no two clients train one after another, so there is nothing to check.")
+        return
+    federation.server.round, num_steps = 1, bench.work.num_steps
+    federation.user.shim.set(training=True)
+    federation.start_local_steps(1)
+    federation.engine.start_round()
+    shared, found, changed = SharedAttributes(federation), list[dict[int, dict[str, Any]]](), dict[str, None]()
+    for client in clients:
+        bench.train_loader(client)  # its data set is made, if it is kept, so that this is no change
+    with preserved_globals(federation.user.device):
+        for order in (clients, clients[::-1]):
+            with shared.copied():
+                before = shared.described()
+                found.append({client: _trained(federation, client) for client in order})
+                after = shared.described()
+            changed |= dict.fromkeys(name for name in {**before, **after} if before.get(name) != after.get(name))
+            federation.layout.check_replaced(at_start=True)
+            federation.layout.check_trainable(is_round_over=True)
+    bench.work.num_steps = num_steps
+    federation.load_global()
+    for client, other in (clients, clients[::-1]):
+        here, there = (results[client] for results in found)
+        differs = [name for name in {**here, **there} if not _is_same(here.get(name), there.get(name))]
+        if differs:
+            raise ConfigurationError(_text(federation, client, other, differs[0], list(changed)))
+
+
+def _text(federation: Federation, client: int, other: int, what: str, changed: list[str]) -> str:
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    cause = (
+        f"while they trained, {', '.join(changed[:3])}{more} changed, which is neither parameter nor buffer: set it "
+        "anew in on_client_start, or make it a buffer (trainer.buffers)"
+        if changed
+        else "no attribute of module, callbacks or data has changed: look for global variables, files and clocks"
+    )
+    if federation.user.device.type != "cpu":
+        cause += "; on this device, set trainer.deterministic: true as well"
+    return (
+        f"trainer.check_isolation: {what} of client {client} differs if client {other} has trained before it; {cause}."
+    )
+
+
+def _trained(federation: Federation, client: int) -> dict[str, Any]:
+    """Return everything that the training of a client gives, by name."""
+    layout, cohort = federation.layout, federation.make_cohort([client], [0])
+    with methods.trained(federation.algorithm, cohort, 1):
+        federation.algorithm.client_update(federation.engine, cohort, federation.server)
+    row = torch.cat([cohort.w, cohort.kept], dim=1)[0] if cohort.kept.numel() else cohort.w[0]
+    tensors = layout.named_slices(row) | layout.named_buffers(cohort.buffers[0], cohort.counters)
+    found: dict[str, Any] = {f"'{name}'": tensor.clone() for name, tensor in tensors.items()}
+    return found | {f"column '{name}'": value for name, value in cohort.records[0].items()}
+
+
+def _is_same(here: Any, there: Any) -> bool:
+    if isinstance(here, Tensor) and isinstance(there, Tensor):
+        return bool(((here == there) | (here.isnan() & there.isnan())).all())
+    both_nan = all(isinstance(value, float) and math.isnan(value) for value in (here, there))
+    return bool(both_nan or here == there)
+
+
+class SharedAttributes:
+    """The attributes of what all clients share: module, callbacks and data of the user's, and their classes.
+
+    Args:
+        federation: It has the module, the callbacks and the data.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        user, data = federation.user, federation.datamodule
+        owners: list[tuple[str, Any]] = [
+            (f"model.{name}".rstrip("."), each) for name, each in user.module.named_modules()
+        ]
+        owners += [(type(each).__name__, each) for each in user.hooks.callbacks if not is_ours(each)]
+        owners += [("data", each) for each in {id(each): each for each in (data.users_module, data)}.values()]
+        classes = dict.fromkeys(cls for _, owner in owners for cls in type(owner).__mro__)
+        owners += [(cls.__name__, cls) for cls in classes if cls.__module__.partition(".")[0] not in LIBRARIES]
+        self._owners = owners
+        self._shared = [
+            *(owner for _, owner in owners), *user.module.parameters(), *user.module.buffers(),
+            *kept_by(user.module), user.shim, federation.fabric,
+        ]  # fmt: skip
+
+    def described(self) -> dict[str, Any]:
+        """Return a description of each attribute by name, which differs if the attribute has changed."""
+        left = Budget(map(id, self._shared))
+        return {
+            f"{name}.{key}".replace("data._datasets", "a client's data set"): left.describe(value)
+            for name, owner in self._owners
+            for key, value in _attributes(owner).items()
+        }
+
+    @contextmanager
+    def copied(self) -> Iterator[None]:
+        """Let the owners have copies of their attributes inside this context, so that all changes are undone."""
+        memo = {id(each): each for each in self._shared}
+        before = [(owner, _attributes(owner)) for _, owner in self._owners]
+        try:
+            for owner, attributes in before:
+                memo |= {id(large): large for large in _large(attributes, memo)}
+                for key, value in attributes.items():
+                    setattr(owner, key, _copy(value, memo))
+            yield
+        finally:
+            for owner, attributes in before:
+                for key in _attributes(owner).keys() - attributes.keys():
+                    delattr(owner, key)
+                for key, value in attributes.items():
+                    setattr(owner, key, value)
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Return an owner's attributes that hold values of the user's; of a class, those that are no code."""
+    if isinstance(owner, type):
+        return {
+            k: v for k, v in vars(owner).items() if not (k.startswith("__") or callable(v) or hasattr(v, "__get__"))
+        }
+    return {key: value for key, value in vars(owner).items() if key not in OWN and not key.startswith(FLAT_WEIGHTS)}
+
+
+def _large(values: dict[str, Any], known: dict[int, Any]) -> list[Any]:
+    """Return the tensors and arrays in some values that are too large to be copied."""
+    found, seen, stack = list[Any](), set(known), list(values.values())
+    while stack and len(seen) < MANY:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, BY_REFERENCE):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (Tensor, np.ndarray)):
+            found += [value] if value.nbytes >= LARGE else []
+        else:
+            stack += gc.get_referents(value)
+    return found
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, an open file, a thread: all clients share it in the check as well
+        return value
