@@ -164,8 +164,7 @@ class Cohort:
         w, buffers = self.start[..., :num_parameters], self.start[..., num_parameters:]
         self.require_finite(self.w, w)
         self.require_finite(self.buffers, buffers if self.start_buffers is None else self.start_buffers)
-        if result.kept.numel():
-            self.require_finite(result.kept, self.start_kept)
+        self.require_finite(result.kept, self.start_kept)
         if result.gradient_mean is not None:
             self.gradient_mean = result.gradient_mean
             self.require_finite(self.gradient_mean)

@@ -219,10 +219,9 @@ class ServerState:
         check_tensor(call, value, current.shape)
         # Sums are float64; z keeps its dtype, so that a checkpoint and the clients' copies hold the same bits.
         value = value.to(current.dtype)
-        if not is_finite(value):
-            # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it.
-            value = torch.where(value.isnan() & ~current.isfinite(), current, value)
-        self._staged[name] = value
+        # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it. Nobody asks whether
+        # there is any: a GPU would be waited for.
+        self._staged[name] = torch.where(value.isnan() & ~current.isfinite(), current, value)
 
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
@@ -447,7 +446,7 @@ class StagedClient:
 def is_finite(values: Tensor) -> bool:
     """Return whether all values are finite."""
     # A finite sum proves it with one read of a number from the device; a sum that overflows proves nothing.
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+    return not values.numel() or math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def check_declared(what: str, name: str, declared: Iterable[str]) -> None:
