@@ -82,6 +82,7 @@ class FedPlus(FederatedAlgorithm):
         target = server.z + self.average.bound.prox(away)
         # l = 1 starts from z as FedAvg does, l = 0 from the client's own model; buffers are mixed like parameters.
         start = (1 - self.mixing) * cohort["local_model"] + self.mixing * server.model
+        start = start.where(~server.model.isinf(), server.model)  # 0 times the -inf of a mask is no number
         # The pull towards the centre is a step of its own behind each optimizer step, as in Algorithm 1, not a term of
         # the gradient: momentum does not see it.
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)

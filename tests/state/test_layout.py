@@ -53,17 +53,6 @@ def test_gradients_are_gathered_and_a_missing_one_is_noticed():
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
-def test_buffers_travel_but_non_persistent_ones_do_not():
-    module = two_layers()
-    module.register_buffer("scratch", torch.ones(7), persistent=False)
-    layout = ParameterLayout(module)
-    assert layout.num_buffers == 8
-    assert layout.read_counters().tolist() == [0]
-    layout.write_buffers(torch.arange(8.0), torch.tensor([5]))
-    assert module[1].running_mean.tolist() == [0, 1, 2, 3]
-    assert module[1].num_batches_tracked.item() == 5
-
-
 def test_named_slices_are_clones_and_come_back_by_name():
     layout = ParameterLayout(two_layers())
     z = torch.arange(float(layout.num_parameters))

@@ -251,25 +251,6 @@ def test_module_asks_its_trainer_for_something_else(tmp_path):
         fit(tmp_path, model=make_model(Model), local_epochs=2)
 
 
-def test_scratch_buffers_do_not_leak(tmp_path):
-    seen = []
-
-    class Scratch(BoringModel):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(()), persistent=False)
-
-        def on_client_start(self, client):
-            seen.append(self.count.item())
-
-        def training_step(self, batch, batch_idx):
-            self.count += 1
-            return super().training_step(batch, batch_idx)
-
-    fit(tmp_path, model=make_model(Scratch))
-    assert seen == [0.0] * 9
-
-
 def methods_of_loaders():
     return [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")]
 

@@ -80,7 +80,8 @@ class Holder(LightningModule):
             if self.case.role in ("parameter", "tied"):
                 scores = scores * torch.where(torch.isfinite(subject), subject, 0).sigmoid().sum().to(scores.dtype)
         CHANGES[self.case.change](self, batch_idx)
-        return nn.functional.cross_entropy(scores, batch[1])
+        # A loss that is NaN may have gradients that are finite.
+        return nn.functional.cross_entropy(scores, batch[1]) + (float("nan") if self.case.change == "lose" else 0.0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
@@ -130,7 +131,7 @@ def note(module: Holder, batch_idx: int) -> None:
 
 CHANGES: dict[str, Callable[[Holder, int], None]] = {
     "kept": lambda module, batch_idx: None, "add": add, "assign": assign, "grow": grow, "note": note,
-    "begin": begin,
+    "begin": begin, "lose": lambda module, batch_idx: None,
 }  # fmt: skip
 
 
@@ -158,7 +159,9 @@ class Case:
 def all_cases() -> Iterator[Case]:
     """All of them, in one order."""
     modules = [
-        *itertools.product(("parameter", "tied"), FORMS, [kind for kind in KINDS if kind[0] in TYPES], ("kept",)),
+        *itertools.product(
+            ("parameter", "tied"), FORMS, [kind for kind in KINDS if kind[0] in TYPES], ("kept", "lose")
+        ),
         *itertools.product(("frozen",), FORMS, KINDS, ("kept", "add")),
         *itertools.product(("buffer", "scratch"), FORMS, KINDS, ("kept", "add", "assign", "grow")),
         *itertools.product(("buffer",), ("None",), [(torch.float32, 0.0)], ("kept", "begin")),
