@@ -122,6 +122,7 @@ class ClientRun(ABC):
         self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.is_module_informed = False
+        self.layout.thaw()
         seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
         buffers, kept = cohort.start_buffers, cohort.start_kept
         bench.load(
@@ -194,7 +195,7 @@ class ClientRun(ABC):
         if self.is_module_informed:
             self.hooks.call("on_train_epoch_end")
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
-            self.layout.check_trainable()
+            self.layout.check_trainable(is_in_client=self.asked.solver is None)
         self.collector.end_epoch()
 
     def start_batch(self, batch: Any, batch_idx: int) -> int:
@@ -251,6 +252,7 @@ class ClientRun(ABC):
         is_last = self.asked.is_last
         if is_last:
             self.hooks.call("on_client_end", self.client)
+        self.layout.thaw()
         layout, row = self.layout, self.bench.row
         if changed := layout.changed_forms():
             raise WrittenParametersError(changed)

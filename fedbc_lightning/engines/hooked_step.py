@@ -136,9 +136,11 @@ class HookedStep(StepWay):
         is_summed = bench.scaler is None or self._step.gradient_sum is None or bool(torch.isfinite(grad).all())
         self._run.num_gradients += is_summed
         self._step.add(is_summed=is_summed)
-        # A term gives a gradient to every parameter, also to those that the loss does not reach.
+        # A term gives a gradient to every parameter that is not frozen, also to those that the loss does not reach.
         if self._step.terms:
-            missing = []
+            missing = [index for index in missing if not layout.parameters[index].requires_grad]
+            for index in missing:
+                grad[layout.entries[index].offset : layout.entries[index].end].zero_()
         if bench.shows_gradients or not self._optimizer.is_flat:
             self._expose(missing)
         if self._hooks.listens("on_before_optimizer_step"):

@@ -183,7 +183,8 @@ class ManualStep(StepWay):
                 step.add(is_summed=False)
             for parameter, part in own.parts:
                 before = parameter.grad
-                if before is not None or step.terms:  # a term has a gradient also where the loss has none
+                # A term has a gradient also where the loss has none, but not where a parameter is frozen.
+                if before is not None or (step.terms and parameter.requires_grad):
                     has_graph = before is not None and before.requires_grad
                     parameter.grad = part + (before - before.detach()) if has_graph else part  # type: ignore[operator, union-attr]
                     self._shown.append((parameter, before, parameter.grad))

@@ -159,7 +159,7 @@ class OptimizerRun(ClientRun):
         """Return the ways to take the steps of an epoch; the first that can takes the next ones."""
         if not self._is_plain:
             return [self._hooked if self._manual is None else self._manual]
-        may_replay = self.bench.recorder.reason is None and not self.optimizer.has_step_hooks
+        may_replay = self.bench.recorder.reason is None and not self.optimizer.has_step_hooks and self.layout.trains_all
         return [self._replayed, self._written] if may_replay else [self._written]
 
     def _run_batches(self) -> None:

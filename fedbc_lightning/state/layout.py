@@ -230,10 +230,23 @@ class ParameterLayout:
 
     # parameters
 
-    def check_trainable(self, *, is_round_over: bool = False) -> None:
+    @property
+    def trains_all(self) -> bool:
+        """Whether no hook has frozen a trained parameter for the time being."""
+        return all(parameter.requires_grad for parameter in self.parameters)
+
+    def thaw(self) -> None:
+        """Let every trained parameter be trained: what a client's hooks froze is frozen for that client alone."""
+        if not self.trains_all:
+            for parameter in self.parameters:
+                parameter.requires_grad_(True)
+
+    def check_trainable(self, *, is_in_client: bool = False, is_round_over: bool = False) -> None:
         """Raise if ``requires_grad`` of a parameter was changed, or a frozen one written, since the layout was made.
 
         Args:
+            is_in_client: Whether a client takes steps of the user's optimizer, between which hooks may freeze trained
+                parameters, and thaw them again.
             is_round_over: Whether frozen parameters are also searched for writes through ``.data``, and trained ones
                 for others in their place, which takes too long for a look after each client.
 
@@ -244,12 +257,14 @@ class ParameterLayout:
         """
         if is_round_over:
             self.check_replaced()
-        changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
-        changed += [mark.name for mark in self.frozen.marks if mark.parameter.requires_grad]
-        if changed:
+        pairs = () if is_in_client else zip(self.parameters, self.entries, strict=True)
+        frozen = [entry.name for parameter, entry in pairs if not parameter.requires_grad]
+        thawed = [mark.name for mark in self.frozen.marks if mark.parameter.requires_grad]
+        if frozen or thawed:
+            how = "" if frozen else ", or let it begin trainable and freeze it in on_train_epoch_start for a time"
             raise ConfigurationError(
-                f"model: requires_grad of '{changed[0]}' was changed during training; the vectors that clients and "
-                "server exchange are fixed by then. Freeze or thaw before training."
+                f"model: requires_grad of '{(frozen + thawed)[0]}' was changed during training; the vectors that "
+                f"clients and server exchange are fixed by then. Freeze or thaw before training{how}."
             )
         written = self.frozen.written(through_data=is_round_over)
         if written:

@@ -37,7 +37,7 @@ REFUSED_CALLBACKS = WATCHING_CALLBACKS | {
     WeightAveraging: "the server, which averages",
     lightnings.LearningRateFinder: "a study: `fedbc-cli compare`",
     lightnings.BatchSizeFinder: "`data.batch_size`",
-    lightnings.BaseFinetuning: "freezing in the module's `__init__`",
+    lightnings.BaseFinetuning: "freezing in the module's `__init__`, or in `on_train_epoch_start` of the first epochs",
     lightnings.ModelPruning: "pruning in the module's `__init__`",
 }
 

@@ -307,6 +307,16 @@ class WarmupClassifier(_Classifier):
         self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm="norm")
 
 
+class ThawingClassifier(_Classifier):
+    """Fine-tuning: the first layer is trained from the second epoch on."""
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.current_epoch > 0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
 class FrozenBackboneClassifier(_Classifier):
     """Fine-tuning: a frozen first layer in a group of its own, BatchNorm kept in eval mode."""
 
@@ -410,6 +420,7 @@ MODULES = (
     LitAutoEncoder, OneCycleClassifier, MetricsClassifier, CollectionClassifier, BatchNormClassifier,
     AdamWGroupsClassifier, HooksClassifier, PlateauClassifier, DictClassifier, LBFGSClassifier, WarmupClassifier,
     FrozenBackboneClassifier, OwnOptimizerClassifier, ChattyClassifier, SetupClassifier, TiedGenerator,
+    ThawingClassifier,
 )  # fmt: skip
 LOGGED: dict[type[LightningModule], tuple[str, ...]] = {
     OneCycleClassifier: ("train/lr",),

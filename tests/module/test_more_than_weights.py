@@ -132,6 +132,11 @@ REFUSED = [
     ("on_fit_start", replace_frozen, r"parameter 'frozen' was replaced by another one, or added"),
     ("on_fit_start", lambda module: module.net[0].requires_grad_(False), r"requires_grad of 'net\.0\.weight' was ch"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
+    (
+        "on_train_batch_end",
+        lambda module: module.frozen.requires_grad_(True),
+        "or let it begin trainable and freeze it in",
+    ),
     ("on_round_start", thaw_by_round, r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"),
 ]
 

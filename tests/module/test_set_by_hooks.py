@@ -135,7 +135,8 @@ def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, ow
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 3, "mapped": 2})
     (hook, what), rounds = case, ROUNDS if case[0] == "on_round_start" else 1
     model, callbacks = with_hook(hook, what, owner)
-    if (what == "frozen" and hook != "setup") or (hook == "on_train_epoch_start" and engine == "vectorized"):
+    is_late = what == "frozen" and hook not in ("setup", "on_train_epoch_start")
+    if is_late or (hook == "on_train_epoch_start" and engine == "vectorized"):
         with pytest.raises(ConfigurationError, match=r"requires_grad of|cannot train with the hook"):
             federated(tmp_path, model, callbacks, engine, rounds)
         return
