@@ -37,6 +37,9 @@ PLACES = {
     "least_data": Place(3, "z on the client with least data", is_test_only=True),
     "most_data": Place(3, "z on the client with most data", is_test_only=True),
     "std": Place(3, is_test_only=True),
+    # How many clients have the metric, if not all that are evaluated have it
+    "num_clients": Place(3),
+    "heldout_num_clients": Place(5),
     # How evenly z serves clients that never train
     "heldout_std": Place(5, is_test_only=True),
     "heldout_worst10": Place(5, is_test_only=True),

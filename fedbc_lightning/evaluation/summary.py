@@ -41,6 +41,9 @@ class Evaluation:
 def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: FederatedDataModule) -> None:
     """Add the results of a split to an evaluation.
 
+    A metric that some clients do not log (a class that they do not have) is summarised over those that have it, and
+    their number is a metric, too.
+
     Args:
         evaluation: Evaluation to complete.
         split: Split of the data, ``"test"`` or ``"val"``.
@@ -59,6 +62,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
             what, values = Measured(name, place, split), np.array(list(of_clients.values()))
             evaluation.clients[what.name] = of_clients
             metrics[what.name] = float(values.mean())
+            if len(values) < len(heldout.intersection(measured)):
+                metrics[what._replace(place="heldout_num_clients").name] = float(len(values))
             if split == "test":
                 metrics[what._replace(place=f"{place}_std").name] = deviation(values)
                 metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
@@ -75,9 +80,11 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 weighted = what._replace(place="local_weighted")
                 metrics[what.name] = float(values.mean())
                 metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
+            if which == fair and len(clients) < len(trained):
+                metrics[what._replace(place="num_clients").name] = float(len(clients))
             if which == fair and split == "test":
                 metrics |= fairness(name, values, train_sizes[clients])
-                metrics[NUM_EVALUATED] = float(len(clients))
+                metrics[NUM_EVALUATED] = float(len(trained))
 
 
 def _columns(results: Results, which: str, clients: Collection[int]) -> dict[str, dict[int, float]]:

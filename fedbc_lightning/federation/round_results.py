@@ -187,9 +187,10 @@ def round_metrics(server: ServerState) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in names:
         having = [(record[name], record["num_samples"]) for record in valid if name in record]
-        metrics[train_name(name.removeprefix("train_"))] = sum([value * size for value, size in having]) / sum(
-            [size for _, size in having]
-        )
+        shown = train_name(name.removeprefix("train_"))
+        metrics[shown] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+        if len(having) < len(valid):
+            metrics[f"{shown}_num_clients"] = float(len(having))
     count = Counter([record["status"] for record in server.records])
     metrics |= {f"num_clients/{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
     for name in ("bytes_up", "bytes_down"):

@@ -237,6 +237,7 @@ def test_a_name_that_some_clients_log_is_the_mean_of_those(tmp_path):
 
     trainer = federated(tmp_path, fresh(LogsLate), UserData((23, 9, 14)))
     assert float(trainer.callback_metrics["train/late"]) == pytest.approx(1.0)
+    assert float(trainer.callback_metrics["train/late_num_clients"]) == 1
 
 
 def test_metric_objects_give_the_accuracy_of_all_samples_of_a_client(tmp_path):

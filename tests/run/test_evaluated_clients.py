@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.boring import BoringData, make_model, make_trainer
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from fedbc_lightning import FedBC
@@ -87,3 +87,40 @@ def test_the_numbers_of_all_clients_are_read_from_the_device_at_once(tmp_path, m
     num_clients = int((trainer.datamodule.num_samples("val") > 0).sum())
     assert [number for number in reads if number] == [2 * (1 + 2 * num_clients)]  # accuracy and loss; pooled, z, own
     assert all(type(value) is float for value in found.values())
+
+
+class LogsForSome(BoringModel):
+    """Logs a metric where a client has few samples."""
+
+    def test_step(self, batch, batch_idx):
+        super().test_step(batch, batch_idx)
+        if len(batch[1]) < 20:
+            self.log("test_rare", float(len(batch[1])))
+
+    def validation_step(self, batch, batch_idx):
+        if len(batch[1]) == 1:
+            self.log("val_rare", 1.0)
+
+
+@pytest.mark.parametrize("heldout", [0, 3])
+def test_a_metric_of_some_clients_is_summarised_over_those_with_their_number(tmp_path, heldout):
+    trainer = make_trainer(tmp_path, max_rounds=1)
+    trainer.fit(make_model(LogsForSome), BoringData(val_fraction=0.05, heldout_clients=heldout), FedBC(dual_lr=0.01))
+    metrics, clients = tables(trainer)
+    last, rows = metrics.loc[1], clients[clients["round"] == 1].set_index("client")
+    away = trainer.datamodule.heldout
+    groups = {"": rows.drop(index=away), "heldout_": rows.loc[away]}
+    assert last["num_clients/evaluated"] == len(groups[""])
+    for prefix, group in groups.items():
+        column = "rare/heldout" if prefix else "rare/global"
+        found = group[column].dropna() if len(group) else []
+        if 0 < len(found) < len(group):
+            assert last[f"rare/{prefix}num_clients"] == len(found)
+            assert last[f"rare/{prefix}worst10"] == found.min()
+            assert last["rare/heldout" if prefix else "rare/local"] == found.mean()
+        assert f"accuracy/{prefix}num_clients" not in last
+    alone = rows["rare/val_global"].dropna() if "rare/val_global" in rows else []
+    assert 0 < len(alone) < len(rows)
+    assert last["rare/val_num_clients"] == len(groups[""]["rare/val_global"].dropna())
+    if not heldout:
+        assert (last["rare/num_clients"], last["rare/least_data"], last["rare/most_data"]) == (3, 4, 16)
