@@ -105,6 +105,20 @@ class Teacher(BoringModel):
         mine.lerp_(target, 0.1)
 
 
+class Bank(BoringModel):
+    """Remembers the size of each batch in a buffer that grows, and the last output in one that is None at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("last", None)
+
+    def training_step(self, batch, batch_idx):
+        self.sizes = torch.cat([self.sizes, torch.tensor([len(batch[0])])])
+        self.last = self(batch[0]).detach()
+        return super().training_step(batch, batch_idx)
+
+
 class BestSoFar(BoringModel):
     """As of lightning-hydra-template: the best accuracy over evaluations."""
 
@@ -148,7 +162,18 @@ def teachers(
     return state_of(trainer)
 
 
-CASES: dict[str, Callable[..., State]] = {case.__name__: case for case in (hooks_that_write, teachers, best_so_far)}
+def late_and_local(folder: Path, **options: Any) -> State:
+    """A teacher that begins in round 2, and buffers whose shape changes."""
+    banks = make_trainer(folder / "banks", buffers="local", clients_per_round=6, **options)
+    banks.fit(make_model(Bank), BoringData(), FedAvg())
+    models = [module_state_of(banks.federation, banks.federation.local_model()(k)) for k in range(6)]
+    state = {f"bank {k} {name}": value for k, model in enumerate(models) for name, value in model.items()}
+    return state | teachers(folder / "late", begins_at=2, buffers="local", **options)
+
+
+CASES: dict[str, Callable[..., State]] = {
+    case.__name__: case for case in (hooks_that_write, teachers, late_and_local, best_so_far)
+}
 """Name -> what trains in a folder with settings of the trainer, and returns what it ended with."""
 
 

@@ -9,6 +9,7 @@ import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
 from helpers.modules_with_more import (
     CASES,
+    Bank,
     BestSoFar,
     Halving,
     Pretrained,
@@ -267,20 +268,6 @@ def test_a_teacher_that_begins_late_is_refused_if_rows_lie_in_a_file(tmp_path, m
     monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
     with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False .* lie in clients.bin"):
         make_trainer(tmp_path).fit(make_model(Teacher, begins_at=2), BoringData(), FedAvg())
-
-
-class Bank(BoringModel):
-    """Remembers the size of each batch in a buffer that grows, and the last output in one that is None at first."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("last", None)
-
-    def training_step(self, batch, batch_idx):
-        self.sizes = torch.cat([self.sizes, torch.tensor([len(batch[0])])])
-        self.last = self(batch[0]).detach()
-        return super().training_step(batch, batch_idx)
 
 
 def test_buffers_that_change_shape_are_each_clients_own(tmp_path):
