@@ -77,6 +77,10 @@ def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path
     named = run.user.module.named_modules()
     adapters = [(name, part) for name, part in named if peft and isinstance(part, peft.PeftModel)]
     if out.suffix == ".safetensors":
+        if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+            raise ConfigurationError(
+                f"out: '{others[0]}' is no tensor, which safetensors cannot hold; give a .ckpt file."
+            )
         try:
             from safetensors.torch import save_file
         except ImportError as error:

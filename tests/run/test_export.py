@@ -190,6 +190,23 @@ def test_models_that_a_run_has_not(tmp_path):
         without.export(make_model(), BoringData(), FedAvg())
 
 
+class Remembers(BoringModel):
+    """Has an extra state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"seen": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"seen": 1}
+
+
+def test_an_extra_state_is_exported_where_the_file_can_hold_it(tmp_path):
+    run = train(tmp_path, FedAvg(), make_model(Remembers))
+    assert torch.load(run[0].export(*run[1:]), weights_only=True)["state_dict"]["_extra_state"] == {"seen": 1}
+    with pytest.raises(ConfigurationError, match=r"'_extra_state' is no tensor"):
+        run[0].export(*run[1:], out=tmp_path / "m.safetensors")
+
+
 # the command
 
 
