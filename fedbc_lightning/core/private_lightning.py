@@ -25,6 +25,8 @@ from lightning.pytorch.core.optimizer import (
 )
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -129,6 +131,22 @@ def combination_mode(combined: CombinedLoader) -> str:
     Read in Lightning 2.6. Without it, ask the user for the mode.
     """
     return combined._mode
+
+
+def check_dataloader_idx(
+    module: LightningModule, methods: tuple[str, ...], stage: RunningStage, has_several: bool
+) -> None:
+    """Raise Lightning's RuntimeError if a method of an evaluation misses ``dataloader_idx``, or asks in vain for it.
+
+    Read in Lightning 2.6. Without it, look for the argument in their signatures.
+
+    Args:
+        module: The module.
+        methods: Names of the step and of its hooks.
+        stage: Stage that the message names.
+        has_several: Whether the data come from several loaders.
+    """
+    _verify_dataloader_idx_requirement(methods, has_several, stage, module)
 
 
 def read_optimizers(returned: Any) -> tuple[list[Any], list[Any], str | None]:

@@ -84,7 +84,6 @@ class FederatedDataModule(LightningDataModule):
 
     num_clients: int = 0
     stream_sizes: Sequence[int] | None = None
-    _has_own_batches = False
     _saved_state: dict[str, Any] | None = None
     _heldout: np.ndarray | None = None
 
@@ -121,6 +120,7 @@ class FederatedDataModule(LightningDataModule):
         self._split_sizes: dict[str, np.ndarray] = {}
         self._pooled: dict[str, Dataset | None] = {}
         self._has_transfer_hooks: bool | None = None
+        self._own_splits: set[str] = set()  # splits in which a client's batches are made by loaders of the user's
 
     # to be defined by a subclass
 
@@ -227,7 +227,12 @@ class FederatedDataModule(LightningDataModule):
     def has_own_batches(self) -> bool:
         """Whether the training batches of a client are made by loaders of the user's, as of a stream."""
         self.num_samples("train")  # which asks for the data of all clients
-        return self._has_own_batches
+        return "train" in self._own_splits
+
+    def has_several_loaders(self, split: str) -> bool:
+        """Return whether ``"val"`` or ``"test"`` data come from several loaders, whose numbers the steps are told."""
+        pooled = self.pooled_dataset(split) if split in self._own_splits else None
+        return isinstance(pooled, OwnBatches) and pooled.has_numbers
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Join the data of a split of all clients that train, one after the other; None if there are none."""
@@ -458,7 +463,7 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(dataset, IterableDataset):
             dataset = self._own_batches(dataset, split, where, client)
         if isinstance(dataset, OwnBatches):
-            self._has_own_batches |= split == "train"
+            self._own_splits.add(split)
             return dataset
         check_dataset(dataset, f"{where} returned a")
         return self._batched(dataset)

@@ -211,6 +211,7 @@ class PartitionedDataModule(IndexedDataModule):
                 self._shared[split] = dataset, loader_options(loader), loader.batch_size
         if not self.pool and "val" in self._shared:
             self._shared.setdefault("test", self._shared["val"])
+        self._own_splits = {split for split, data in self._shared.items() if isinstance(data[0], OwnBatches)}
         if "test" in self._shared and self._given_eval_batch_size is None:
             self.eval_batch_size = self._shared["test"][2] or self.eval_batch_size
 

@@ -92,6 +92,9 @@ class ManualStep(StepWay):
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Take one batch; see the base class."""
         run, batch = self._run, batches[start]
+        if batch is None:
+            self._hooks.call("on_train_batch_end", None, None, batch_idx)
+            return self.skip(batch_idx)
         size = run.start_batch(batch, batch_idx)
         if self._hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             run.is_epoch_over = True

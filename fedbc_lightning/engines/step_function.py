@@ -83,6 +83,8 @@ class LoggedCalls:
         collector: Collector that is given the calls as well, or None.
     """
 
+    dataloader_idx: int | None = None
+
     def __init__(self, collector: Any = None) -> None:
         self.calls: list[LoggedCall] = []
         self._collector = collector

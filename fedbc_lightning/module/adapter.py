@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
@@ -20,9 +22,10 @@ from torchmetrics import MaxMetric, Metric, MinMetric
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyModule, overrides
-from fedbc_lightning.core.private_lightning import is_from_compiled
+from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled
 from fedbc_lightning.core.private_torch import inside_compiled, is_persistent, set_updated
-from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
+from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
+from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, plain_name
@@ -250,7 +253,7 @@ class UserModule:
 
     # steps
 
-    def to_device(self, batch: Any) -> Any:
+    def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """Move one batch to the device, through the user's transfer hooks; end the run here if it has been stopped."""
         check()
         if self._convert is not None:
@@ -259,9 +262,11 @@ class UserModule:
             return batch if _is_on(batch, self.device) else move_data_to_device(batch, self.device)
         before, move, after = self._transfer
         if before is not None:
-            batch = before(batch, 0)
-        batch = move(batch, self.device, 0) if move is not None else move_data_to_device(batch, self.device)
-        return after(batch, 0) if after is not None else batch
+            batch = before(batch, dataloader_idx)
+        batch = (
+            move(batch, self.device, dataloader_idx) if move is not None else move_data_to_device(batch, self.device)
+        )
+        return after(batch, dataloader_idx) if after is not None else batch
 
     def training_step(self, batch: Any, batch_idx: int) -> tuple[Tensor | None, Any]:
         """Return the loss of one batch, and everything that ``training_step`` returned.
@@ -308,17 +313,21 @@ class UserModule:
         listens = self.hooks.listens(start) or self.hooks.listens(end)
         batch_idx, batch = 0, None
         try:
-            for raw in loader:
-                batch = self.to_device(raw)
+            for raw, batch_idx, number in _numbered(loader):
+                batch = self.to_device(raw, number or 0)
+                if number != collector.dataloader_idx:
+                    collector.start_loader(number)
+                told = () if number is None else (number,)
                 expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
                 collector.start_batch(batch, batch_size_of(batch, expected))
                 if listens:
-                    self.hooks.call(start, batch, batch_idx)
+                    self.hooks.call(start, batch, batch_idx, *told)
                 with self.autocast():
-                    output = step(*((batch, batch_idx) if takes_index else (batch,)))
+                    output = step(*((batch, batch_idx) if takes_index else (batch,)), *told)
                 if listens:
-                    self.hooks.call(end, output, batch, batch_idx)
+                    self.hooks.call(end, output, batch, batch_idx, *told)
                 batch_idx += 1
+            collector.start_loader(None)
         except Exception as error:
             locate_step(error, f"{self.place}, batch {batch_idx}", batch)
             raise
@@ -344,11 +353,31 @@ def check_module(module: Any) -> None:
             raise ConfigurationError(f"model: {name} has no {method}; add one, as for lightning.Trainer.")
     for step in STEPS:
         for taken in inspect.signature(getattr(module, step)).parameters.values():
-            # Lightning gives these to steps of several loaders, and to steps that take batches themselves.
-            if taken.name == "dataloader_iter" or (taken.name == "dataloader_idx" and taken.default is taken.empty):
-                raise ConfigurationError(
-                    f"model: {name}.{step} takes {taken.name}, but a split has one loader; take (batch, batch_idx)."
-                )
+            # Lightning gives this to steps that take batches themselves.
+            if taken.name == "dataloader_iter":
+                raise ConfigurationError(f"model: {name}.{step} takes dataloader_iter; take (batch, batch_idx).")
+
+
+def check_loaders(module: LightningModule, datamodule: FederatedDataModule) -> None:
+    """Raise unless evaluation steps take ``dataloader_idx`` where the data come from several loaders, and only there.
+
+    Raises:
+        ConfigurationError: A step or one of its hooks does not.
+    """
+    for split in ("val", "test"):
+        stage = step_stage(module, split)
+        if stage is not None:
+            try:
+                running = RunningStage.TESTING if stage == "test" else RunningStage.VALIDATING
+                methods = f"{stage}_step", f"on_{stage}_batch_start", f"on_{stage}_batch_end"
+                check_dataloader_idx(module, methods, running, datamodule.has_several_loaders(split))
+            except RuntimeError as error:
+                raise ConfigurationError(f"model: {error}") from None
+
+
+def _numbered(loader: Any) -> Iterator[tuple[Any, int, int | None]]:
+    """Return the batches of an evaluation with their numbers, and those of their loaders if there are several."""
+    return loader.numbered() if isinstance(loader, OwnLoader) else zip(loader, count(), repeat(None))
 
 
 def unwrapped(model: Any) -> Any:

@@ -183,13 +183,9 @@ class _Logged:
             self.add(value, weight)
 
     def compute(self) -> None:
-        """Compute the Metric, if there is one, and reset it."""
-        if self.metric is None:
-            return
-        if self.metric.update_called:
+        """Compute the Metric, if there is one and it was not computed yet."""
+        if self.metric is not None and self.reduce != "last" and self.metric.update_called:
             self.reduce, self._result, self.mean.weight = "last", self.metric.compute(), 1.0
-        self.metric.reset()
-        self.metric = None
 
     def value(self) -> Any:
         """Return the value of the epoch so far."""
@@ -201,7 +197,7 @@ class _Logged:
             return self.mean.last if self.on_step else None
         if not self.on_epoch:
             return None
-        if self.metric is not None:
+        if self.metric is not None and self.reduce != "last":
             return self.metric.compute() if self.metric.update_called else None
         return self.value() if self.mean.weight else None
 
@@ -217,7 +213,10 @@ class MetricCollector:
         batch: The current batch.
         num_batches: Number of batches of the current epoch so far, including the current one.
         is_in_batch: Whether a batch is under way, so that Lightning would show values of steps.
+        dataloader_idx: Number of the loader of the current batch; None unless an evaluation has several.
     """
+
+    dataloader_idx: int | None = None
 
     def __init__(self) -> None:
         self.batch: Any = None
@@ -234,6 +233,13 @@ class MetricCollector:
         self._batch_size = batch_size
         self.num_samples += batch_size * num_batches
         self.num_batches += num_batches
+
+    def start_loader(self, number: int | None) -> None:
+        """Go on with an evaluation's next loader, or end with None; Metrics of the one before are not reset."""
+        # As Lightning: a Metric that is logged for each of several loaders goes on counting.
+        for logged in self._epoch.values():
+            logged.compute()
+        self.dataloader_idx, self.num_samples = number, 1  # the weight of a single epoch, by which no value is rounded
 
     def log(
         self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None, **shown: Any
@@ -306,6 +312,10 @@ class MetricCollector:
             if logged.mean.weight:
                 weight = logged.mean.weight if logged.reduce == "mean" else max(self.num_samples, 1)
                 self._totals.setdefault(name, WeightedMean()).add(logged.value(), weight)
+        for logged in self._epoch.values():
+            if logged.metric is not None:
+                logged.metric.reset()
+                logged.metric = None
         self._ended, self._epoch = self._ended | self._epoch, {}
         self.num_samples = self.num_batches = 0
 
@@ -420,6 +430,7 @@ class ModuleLog:
         reduce_fx: Any = "mean",
         *,
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **ignored: Any,
     ) -> None:
         """Log one value, with Lightning's arguments; those without a meaning inside a client are ignored."""
@@ -428,7 +439,10 @@ class ModuleLog:
         if prog_bar:
             self.on_screen[name] = None
         if self._collector is not None and (on_step is not False or on_epoch is not False):
-            self._collector().log(
+            collector = self._collector()
+            if add_dataloader_idx and collector.dataloader_idx is not None:
+                name = f"{name}/dataloader_idx_{collector.dataloader_idx}"
+            collector.log(
                 name, value, reduce_fx=reduce_fx, batch_size=batch_size, on_step=on_step, on_epoch=on_epoch,
                 logger=logger, prog_bar=prog_bar,
             )  # fmt: skip

@@ -24,7 +24,7 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.federation.simulation import Simulation
-from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.adapter import UserModule, check_loaders
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run import folder as run_folder
@@ -156,6 +156,7 @@ def _set_data_up(request: Request, fabric: Fabric, saved: dict[str, Any] | None)
     fabric.barrier()
     datamodule.set_up(request.fn.value, saved)
     datamodule.validate_clients()
+    check_loaders(model, datamodule)
 
 
 def _show_largest_client(shim: ModuleTrainer, participation: Participation, data: FederatedDataModule) -> None:

@@ -4,6 +4,7 @@ import argparse
 import ast
 import atexit
 import re
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.compile import from_compiled
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -250,6 +252,16 @@ def test_batches_of_several_loaders_are_fetched_one_ahead_where_their_number_is_
     fetcher.setup(combined)
     found = [(batch[1], index, fetcher.done) for batch, index, _ in fetcher]
     assert found == [("a", 0, False), ("b", 1, False), (None, 2, True)], gone("_PrefetchDataFetcher")
+
+
+def test_steps_must_take_the_number_of_one_of_several_loaders():
+    class Module(LightningModule):
+        def test_step(self, batch, batch_idx):
+            return None
+
+    for has_several in (False, True):
+        with pytest.raises(RuntimeError, match="test_step") if has_several else nullcontext():
+            private_lightning.check_dataloader_idx(Module(), ("test_step",), RunningStage.TESTING, has_several)
 
 
 def test_what_configure_optimizers_returns_is_read():

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torchmetrics
 from helpers.boring import make_trainer
 from helpers.model_cases import plain_trainer
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -21,10 +23,14 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedbc_lightning import ConfigurationError, FedAvg, FederatedDataModule, SitesDataModule
+from fedbc_lightning import ConfigurationError, FedAvg, FederatedDataModule, PartitionedDataModule, SitesDataModule
 from fedbc_lightning.algorithms import QFedAvg
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.partition import IID
 
+lightnings_advice = pytest.mark.filterwarnings(
+    "ignore:.*(num_workers|length|yielded None|IterableDataset|ambiguous|before .optimizer.step)"
+)
 SEED, EPOCHS = 3, 3
 CPU = torch.device("cpu")
 
@@ -190,9 +196,7 @@ def assert_same(found, expected):
         assert torch.equal(one, other)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*(num_workers|length|yielded None|IterableDataset|ambiguous|before .optimizer.step)"
-)
+@lightnings_advice
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("form", LOADERS)
 def test_one_site_equals_lightning(tmp_path, form, accumulate):
@@ -204,9 +208,7 @@ def test_one_site_equals_lightning(tmp_path, form, accumulate):
     assert len(expected.seen) > EPOCHS
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*(num_workers|length|yielded None|IterableDataset|ambiguous|before .optimizer.step)"
-)
+@lightnings_advice
 @pytest.mark.parametrize("form", ["stream", "stream of batches, some None", "collate_fn that returns None", "dict"])
 def test_plain_steps_equal_lightnings_too(tmp_path, form):
     make = LOADERS[form]
@@ -377,3 +379,86 @@ def test_named_tuples_are_batches_in_both_engines(tmp_path, algorithm):
 
     found, expected = trained("vectorized"), trained("sequential")
     torch.testing.assert_close([*found.parameters()], [*expected.parameters()], rtol=1e-5, atol=1e-6)
+
+
+# several loaders in an evaluation
+
+
+class Measured(Certain):
+    """Logs numbers and Metrics, by loader and over all."""
+
+    def __init__(self):
+        super().__init__()
+        self.error, self.calls = torchmetrics.MeanSquaredError(), []
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        loss = self.loss(batch)
+        self.calls.append((batch_idx, dataloader_idx, loss.item()))
+        self.error(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss)
+        self.log("val_error", self.error)
+        self.log(f"val_of_{dataloader_idx}", loss, add_dataloader_idx=False, reduce_fx="max")
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0):
+        self.calls.append(("end", batch_idx, dataloader_idx))
+
+    def on_validation_epoch_end(self):
+        self.log("val_calls", float(len(self.calls)))
+
+
+class OneIndex(Measured):
+    def validation_step(self, batch, batch_idx):
+        return super().validation_step(batch, batch_idx)
+
+
+class Combined(Measured):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val_loss", self.loss(batch), batch_size=3)
+
+
+class Evaluated(OneSite):
+    def __init__(self, make_val):
+        super().__init__(lambda: DataLoader(rows(8), batch_size=4))
+        self.make_val = make_val
+
+    def val_dataloader(self):
+        return self.make_val()
+
+
+VAL: dict[str, Any] = {
+    "list": (Measured, lambda: [DataLoader(rows(9), batch_size=4), DataLoader(rows(5), batch_size=2)]),
+    "dict": (Measured, lambda: {"a": DataLoader(rows(9), batch_size=4), "b": DataLoader(Ordered(5), batch_size=2)}),
+    "stream": (OneIndex, lambda: DataLoader(Ordered(7), batch_size=3)),
+    "batch sampler": (OneIndex, lambda: DataLoader(rows(9), batch_sampler=BatchSampler(range(3, 8), 2, False))),
+    "together": (Combined, lambda: CombinedLoader([DataLoader(rows(9), 4), DataLoader(rows(5), 2)], "max_size_cycle")),
+}  # fmt: skip
+
+
+@lightnings_advice
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("form", VAL)
+def test_validation_equals_lightnings(tmp_path, form, wrapped):
+    cls, make = VAL[form]
+    model, expected = fresh(cls), plain_trainer(tmp_path)
+    (values, *more) = expected.validate(model, Evaluated(make), verbose=False)
+    values = dict(values) | {name: value for each in more for name, value in each.items()}
+    data = PartitionedDataModule(Evaluated(make), IID(1)) if wrapped else SitesDataModule([Evaluated(make)])
+    found, trainer = fresh(cls), make_trainer(tmp_path / "f", seed=SEED, max_rounds=1, clients_per_round=1.0)
+    measured = trainer.validate(found, data, FedAvg())
+    assert {name[: -len("/val_global")]: value for name, value in measured.items() if name.endswith("/val_global")} == {
+        name.removeprefix("val_"): value for name, value in values.items()
+    }
+    assert found.calls[: len(model.calls)] == model.calls
+
+
+@pytest.mark.parametrize(
+    ("cls", "form", "words"),
+    [(OneIndex, "list", "multiple `val_dataloader`.* `OneIndex.validation_step"), (Measured, "stream", None)],
+)
+def test_steps_take_the_number_of_the_loader_where_there_are_several(tmp_path, cls, form, words):
+    data = SitesDataModule([Evaluated(VAL[form][1])])
+    if words is None:
+        federated(tmp_path, data, cls)
+        return
+    with pytest.raises(ConfigurationError, match=words):
+        federated(tmp_path, data, cls)
