@@ -142,7 +142,7 @@ class ClientRun(ABC):
         if client not in cohort.started:
             cohort.started.add(client)
             self.hooks.call("on_client_start", client)
-            if self.hooks.listens("on_client_start") and self.optimizer.renew("on_client_start"):
+            if bench.has_hooks and self.hooks.listens("on_client_start") and self.optimizer.renew("on_client_start"):
                 self.optimizer.reset(asked.lr_scale, **passed)
 
     def inform_module(self) -> None:

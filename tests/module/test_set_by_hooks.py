@@ -175,6 +175,27 @@ def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path):
     torch.testing.assert_close(list(module.parameters()), list(whole.parameters()), rtol=0.0, atol=0.0)
 
 
+class OwnRates(Program):
+    """Each client has a rate of its own."""
+
+    def on_client_start(self, client):
+        self.lr = 0.1 * DECAY**client
+
+
+def test_what_a_client_hook_sets_is_in_force_for_that_client(tmp_path):
+    trained = []
+    for client in (0, 1):
+        module = fresh(Program)
+        module.lr = 0.1 * DECAY**client
+        plain(tmp_path, module, UserData((16,)), max_epochs=2)
+        trained.append([parameter.detach() for parameter in module.parameters()])
+    model = fresh(OwnRates)
+    trainer = FederatedTrainer(**QUIET, max_rounds=1, local_epochs=2, default_root_dir=tmp_path, seed=0)
+    trainer.fit(model, SameData((16, 16)), FedAvg())
+    mean = [(one + other) / 2 for one, other in zip(*trained, strict=True)]
+    torch.testing.assert_close(list(model.parameters()), mean, rtol=1e-6, atol=1e-6)
+
+
 class OfRounds(Program):
     """A scheduler of the server has the clients' rates."""
 
