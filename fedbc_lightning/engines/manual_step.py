@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import LocalStep
 from fedbc_lightning.engines.plain_step import StepWay
@@ -81,6 +82,7 @@ class ManualStep(StepWay):
             self._own[optimizer] = Own(parts, mask, first)
         handles = [each.register_step_pre_hook(self._before) for each in optimizers]
         handles += [each.register_step_post_hook(self._after) for each in optimizers]
+        handles += [each.register_step_pre_hook(_refuse) for each in self._run.optimizer.configured.kept_optimizers]
         shim.take_steps_by_hand(self)
         try:
             yield
@@ -213,3 +215,10 @@ class ManualStep(StepWay):
             self._num_steps += 1
             for k, group in enumerate(optimizer.param_groups, own.first_group):
                 self._rates[k] += float(group.get("lr", 0.0))
+
+
+def _refuse(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    raise ConfigurationError(
+        f"model: training steps {type(optimizer).__name__}, an optimizer that configure_optimizers does not return, so "
+        "no method's terms would reach its parameters; return it, too."
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, repeat
 from typing import Any, NamedTuple
@@ -127,6 +127,7 @@ class UserModule:
         scratch: The buffers that do not travel, each with the values that every client finds in it.
         modes: The module's parts, each with the mode in which every client finds it.
         has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
+        returned: The optimizers and schedulers that ``configure_optimizers`` returned last, as they were then.
         place: Client, stage and round of the current evaluation, for a note on an exception.
 
     Raises:
@@ -162,6 +163,7 @@ class UserModule:
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
         self._kept_optimizers: KeptState | None = None
+        self.returned: KeptState | None = None
         self.place = ""
         self.keep_modes()
         self.takes_index = {
@@ -188,6 +190,15 @@ class UserModule:
             self._kept_optimizers = KeptState(kept_by(self.module), self.module)
         self._kept_optimizers.restore()
 
+    def renew_returned(self, optimizers: Sequence[Any]) -> bool:
+        """Put optimizers back as they were returned, if they are those of the last call and not kept as attributes."""
+        last, kept = self.returned, self._kept_optimizers
+        is_renewed = last is not None and last.holds(optimizers) and not (kept and kept.holds(optimizers))
+        if is_renewed:
+            last.restore()  # type: ignore[union-attr]
+            self.returned = None
+        return is_renewed
+
     # attach and detach
 
     def attach(self) -> None:
@@ -204,7 +215,8 @@ class UserModule:
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
-        self.renew_optimizers()
+        for state in filter(None, (self.returned, self._kept_optimizers)):
+            state.restore()
         for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
             metric.distributed_available_fn = available
         for child in self.module.modules():

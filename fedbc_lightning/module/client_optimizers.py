@@ -100,8 +100,11 @@ class LocalOptimizer:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
         self._fast_forward = FastForward()  # the kept states belong to flat groups
-        self.configured.state.restore()
-        self._take(self.configured)
+        if self.is_made_anew:
+            self._take(configure(self._user))
+        else:
+            self.configured.state.restore()
+            self._take(self.configured)
 
     def plain_step(self) -> Callable[[], Any]:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.
@@ -201,10 +204,10 @@ class LocalOptimizer:
         """
         if self.is_made_anew:
             return False
-        before, configured = self._made, configure(self._user)
-        kept, parts = set(map(id, kept_by(self._user.module))), set(map(id, configured.parts))
+        before, parts, configured = self._made, self.configured.parts, configure(self._user)
+        is_kept = configured.state.holds([*parts, *kept_by(self._user.module)])
         is_same = ScheduleState.read(configured.groups, configured.schedulers) == before
-        if not is_same or kept & parts:
+        if not is_same or is_kept:
             for new, old in zip(configured.optimizers, self.optimizers, strict=False):
                 vars(new).update({k: v for k, v in vars(old).items() if k.endswith("_hooks") and not vars(new).get(k)})
             self._take(configured)
@@ -257,10 +260,11 @@ class LocalOptimizer:
         self.configured = configured
         self.optimizers, self.schedulers = configured.optimizers, configured.schedulers
         self.optimizer = self.optimizers[0]
-        self._made = ScheduleState.read(configured.groups, self.schedulers)
-        self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.by_hand)]
+        self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.kept_schedulers)]
         self.has_schedulers = bool(self._all_schedulers)
         self.is_made_anew = bool(configured.reads)
+        if not self.is_made_anew:  # else they are made once more for each client
+            self._made = ScheduleState.read(configured.groups, self.schedulers)
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare
@@ -278,14 +282,18 @@ class LocalOptimizer:
             self.optimizer.state.update(initial_state(self.optimizer))
             if type(self.optimizer) is SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
-        # Only torch's own classes keep all of their state in groups and state_dict, which is sooner reset.
-        is_of_torch = all(type(part).__module__.startswith("torch.") for part in configured.parts)
-        self._fresh: ScheduleState | KeptState = (
-            ScheduleState.read(self.optimizer.param_groups, self._all_schedulers)
-            if is_of_torch and not self.by_hand
-            else KeptState(configured.parts, self._user.module)
-        )
+        if not self.is_made_anew:
+            self._fresh = self._state()
         self._user.shim.set_optimizers(self.optimizers, self.schedulers, by_hand=self.by_hand)
+
+    def _state(self) -> ScheduleState | KeptState:
+        """Return the present state, in the form that is reset sooner where that holds all of it."""
+        configured = self.configured
+        # Only torch's own classes keep all of their state in groups and state_dict.
+        is_of_torch = all(type(part).__module__.startswith("torch.") for part in configured.parts)
+        if is_of_torch and not configured.kept_optimizers and len(self.optimizers) == 1:
+            return ScheduleState.read(configured.groups, self._all_schedulers)
+        return KeptState(configured.parts, self._user.module)
 
     # schedulers
 

@@ -32,6 +32,11 @@ def with_parts(objects: Sequence[Any]) -> list[Any]:
     return list(_found(objects, objects))
 
 
+def parameters_of(optimizer: Any) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer; a scheduler has none."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
 def unwrapped(optimizer: Any) -> Any:
     """Return the optimizer inside of Lightning's wrapper, or the optimizer itself."""
     return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
@@ -77,10 +82,14 @@ class KeptState:
 
     def __init__(self, objects: Iterable[Any], module: nn.Module) -> None:
         self.module, self._objects = module, list(objects)
-        groups = [group for each in self._objects for group in getattr(each, "param_groups", ())]
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [parameter for each in self._objects for parameter in parameters_of(each)]
         self._shared = {id(each): each for each in (*module.modules(), *module.parameters(), *parameters)}
         self._copies = self._write(self._objects, list(map(_hollow, self._objects)))
+
+    def holds(self, objects: Iterable[Any]) -> bool:
+        """Return whether any of some objects is one of these."""
+        mine = set(map(id, self._objects))
+        return any(id(each) in mine for each in objects)
 
     def restore(self) -> None:
         """Put the objects themselves back into this state."""

@@ -18,12 +18,13 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
-from fedbc_lightning.module.kept_optimizers import KeptState, is_scheduler, kept_by, unwrapped, with_parts
+from fedbc_lightning.module.kept_optimizers import KeptState, kept_by, parameters_of, unwrapped, with_parts
 from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
 from fedbc_lightning.state.cohort import Cohort, Taken
 
@@ -55,9 +56,11 @@ class Configured:
         round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
             steps them.
         reads: Names of ``self.trainer`` that the call has read; if there are any, it is repeated for every client.
-        parts: All optimizers and schedulers that belong together: also those that are held by others, and schedulers
-            that the module keeps and steps by itself.
-        state: The state of all parts when they were returned.
+        parts: All optimizers and schedulers that belong together: also those that are held by others, and those that
+            the module keeps and steps by itself.
+        kept_schedulers: The parts that are schedulers of these optimizers, which the module keeps without returning.
+        kept_optimizers: The parts that are optimizers, which the module keeps without returning.
+        state: The state of all parts when they were returned; of calls that are repeated for every client, the first's.
     """
 
     optimizers: list[Optimizer]
@@ -65,18 +68,14 @@ class Configured:
     round_schedulers: list[LRSchedulerConfig]
     reads: frozenset[str]
     parts: list[Any]
+    kept_schedulers: list[Any]
+    kept_optimizers: list[Any]
     state: KeptState
 
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups of all optimizers, one after the other."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    @property
-    def by_hand(self) -> list[Any]:
-        """The schedulers that the module keeps without returning them."""
-        returned = with_parts([config.scheduler for config in (*self.schedulers, *self.round_schedulers)])
-        return [each for each in self.parts if is_scheduler(each) and not any(each is known for known in returned)]
 
     def copied(self) -> Configured:
         """Return copies of all parts as they were returned, for whatever may not move the module's own."""
@@ -88,7 +87,7 @@ class Configured:
         parts = list(copies.values())
         return Configured(
             [copies[id(each)] for each in self.optimizers], of(self.schedulers), of(self.round_schedulers), self.reads,
-            parts, KeptState(parts, self.state.module),
+            parts, [], [], KeptState(parts, self.state.module),
         )  # fmt: skip
 
 
@@ -117,13 +116,16 @@ def configure(user: UserModule) -> Configured:
     except MisconfigurationException as error:
         raise ConfigurationError(f"model: {error}") from None
     optimizers = list(map(unwrapped, optimizers))
+    if user.renew_returned(optimizers):  # whatever was made around them was made of what training has left
+        return configure(user)
     if len(optimizers) != 1 and not (optimizers and by_hand):
         raise ConfigurationError(
             f"model: configure_optimizers returned {len(optimizers)} optimizers; return one, or step several by hand "
             "in training_step, with automatic_optimization = False."
         )
+    own = set(module.parameters())
     for optimizer in optimizers:
-        _check_optimizer(optimizer, module)
+        _check_optimizer(optimizer, own, by_hand)
     # A plateau scheduler of interval epoch that monitors what only the evaluation after a round logs is the server's.
     on_plateau = [config for config in configs if config.interval == "epoch" and config.reduce_on_plateau]
     of_rounds = [config for config in on_plateau if is_of_evaluation(config.monitor or "")]
@@ -136,12 +138,17 @@ def configure(user: UserModule) -> Configured:
         )
     parts = with_parts([*optimizers, *(config.scheduler for config in (*configs, *at_server))])
     there = set(map(id, parts))
-    kept = [each for each in kept_by(module) if id(getattr(each, "optimizer", None)) in there]
-    parts += [each for each in with_parts(kept) if id(each) not in there]
-    return Configured(optimizers, configs, at_server, reads, parts, KeptState(parts, module))
+    others = [each for each in kept_by(module) if id(each) not in there]
+    kept_optimizers = [each for each in others if not own.isdisjoint(parameters_of(each))]
+    there_too = there | set(map(id, kept_optimizers))
+    kept_schedulers = [each for each in others if id(getattr(each, "optimizer", None)) in there]
+    parts += [each for each in others if id(each) in there_too or id(getattr(each, "optimizer", None)) in there_too]
+    if not reads or user.returned is None:
+        user.returned = KeptState(parts, module)
+    return Configured(optimizers, configs, at_server, reads, parts, kept_schedulers, kept_optimizers, user.returned)
 
 
-def _check_optimizer(optimizer: Any, module: LightningModule) -> None:
+def _check_optimizer(optimizer: Any, own: set[nn.Parameter], by_hand: bool) -> None:
     kind = type(optimizer).__name__
     if any(base.__module__.partition(".")[0] == "opacus" for base in type(optimizer).__mro__):
         raise ConfigurationError(
@@ -153,12 +160,11 @@ def _check_optimizer(optimizer: Any, module: LightningModule) -> None:
             f"model: step of {kind} takes no closure, with which Lightning calls it; let it take closure=None, and "
             "call that first."
         )
-    if not module.automatic_optimization and not isinstance(optimizer, Optimizer):
+    if by_hand and not isinstance(optimizer, Optimizer):
         raise ConfigurationError(
             f"model: {kind} is no torch.optim.Optimizer, whose hooks add a method's terms in manual optimization."
         )
-    own = set(module.parameters())
-    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
+    if not own.issuperset(parameters_of(optimizer)):
         raise ConfigurationError("model: configure_optimizers returned parameters that are not the module's.")
 
 
@@ -333,7 +339,7 @@ def check_schedules(user: UserModule, configured: Configured, max_epochs: int, m
         ConfigurationError: A scheduler cannot be moved; the message has the reason.
     """
     configs, reads = configured.schedulers, sorted(configured.reads & {"current_epoch", "global_step"})
-    by_hand = [type(each).__name__ for each in configured.by_hand]
+    by_hand = [type(each).__name__ for each in configured.kept_schedulers]
     module_steps = not user.module.automatic_optimization
     if not module_steps and not configs and not by_hand:
         return

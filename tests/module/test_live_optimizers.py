@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.user_modules import UserData, _Classifier
@@ -155,6 +157,35 @@ class Unused(InInit):
         return super().make_optimizer()
 
 
+class Hidden(InInit):
+    """Keeps them where nobody looks, in an object of its own class."""
+
+    def __init__(self, make):
+        super().__init__(make)
+        self.recipe = SimpleNamespace(optimizer=self.optimizer, scheduler=self.scheduler)
+        del self.optimizer, self.scheduler
+
+    def configure_optimizers(self):
+        scheduler = {"scheduler": self.recipe.scheduler, "monitor": "train_loss"}
+        return {"optimizer": self.recipe.optimizer, "lr_scheduler": scheduler}
+
+    def on_train_start(self):
+        """A hook, after which hooks' writes are looked for by asking once more."""
+
+
+class Unreturned(InInit):
+    """Steps a second optimizer in a hook, which Lightning never sees."""
+
+    def __init__(self, make):
+        super().__init__(make)
+        self.second = torch.optim.Adam(self.net[0].parameters(), lr=0.01)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.second.zero_grad()
+        self.net[0](batch[0]).square().mean().backward()
+        self.second.step()
+
+
 class Watch(Callback):
     """Keeps the weights with which each client ends."""
 
@@ -165,7 +196,7 @@ class Watch(Callback):
         self.weights[client] = {name: value.clone() for name, value in pl_module.state_dict().items()}
 
 
-KINDS = [InInit, InConfigure, HalfLive, ByHand, InList, WithSAM, SecondOrder, Unused]
+KINDS = [InInit, InConfigure, HalfLive, ByHand, InList, WithSAM, SecondOrder, Unused, Hidden, Unreturned]
 
 
 @pytest.mark.filterwarnings("ignore:A .OneCycleLR. scheduler is using", "ignore:Using backward.. with create_graph")

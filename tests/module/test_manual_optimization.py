@@ -297,3 +297,18 @@ def test_several_optimizers_are_for_manual_optimization(tmp_path):
     module.automatic_optimization = True
     with pytest.raises(ConfigurationError, match="returned 2 optimizers; return one, or step several by hand"):
         federated(tmp_path, module, UserData())
+
+
+def test_a_step_of_an_optimizer_that_was_not_returned_is_refused(tmp_path):
+    class Keeping(Gan):
+        def configure_optimizers(self):
+            self.both = super().configure_optimizers()
+            return self.both[0]
+
+        def training_step(self, batch, batch_idx):
+            for loss, optimizer in zip(self.losses(batch[0]), self.both, strict=True):
+                self.manual_backward(loss)
+                optimizer.step()
+
+    with pytest.raises(ConfigurationError, match="training steps SGD, an optimizer that configure_optimizers does not"):
+        federated(tmp_path, fresh(Keeping), UserData())
