@@ -64,7 +64,7 @@ class ContrastedStep:
     def _features_of_others(self, batch: Any, batch_idx: int) -> list[Tensor]:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
-        scratch = [each.value.clone() for each in user.scratch]
+        scratch = [each.copy() for each in user.scratch]
         # MOON compares with two fixed models: no dropout, and BatchNorm by its running statistics.
         user.module.eval()
         found = []

@@ -74,7 +74,7 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before, scratch = federation.layout.weights(), [each.value.clone() for each in federation.user.scratch]
+    before, scratch = federation.layout.weights(), [each.copy() for each in federation.user.scratch]
     with _taking_settings(federation, hook):
         yield
     after = federation.layout.weights()
@@ -143,11 +143,11 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     )
 
 
-def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor]) -> None:
+def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor | None]) -> None:
     """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
     user = federation.user
     pairs = zip(user.scratch, before, strict=True)
-    names = [each.full_name for each, then in pairs if not is_same(each.value, then)]
+    names = [each.full_name for each, then in pairs if not is_same(each.copy(), then)]
     if names:
         federation.bench.say(
             f"model: {hook} wrote into '{names[0]}', a buffer with persistent=False: each client finds there what it "
@@ -160,8 +160,9 @@ def _share_scratch(federation: Federation) -> None:
     """Let every client start with the present values, in process 0, of the buffers that are not exchanged."""
     user = federation.user
     user.keep_scratch()
-    shared = _of_process_0(federation.fabric, [each.initial for each in user.scratch])
-    for each, value in zip(user.scratch, shared, strict=True):
+    held = [each for each in user.scratch if each.initial is not None]
+    shared = _of_process_0(federation.fabric, [each.initial for each in held if each.initial is not None])
+    for each, value in zip(held, shared, strict=True):
         each.put(value)
     user.keep_scratch()
 

@@ -23,7 +23,7 @@ from torchmetrics import MaxMetric, Metric, MinMetric
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyModule, overrides
 from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled
-from fedbc_lightning.core.private_torch import inside_compiled, is_persistent, set_updated
+from fedbc_lightning.core.private_torch import buffers_of, inside_compiled, is_persistent, set_updated
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
 from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -47,16 +47,16 @@ class Scratch(NamedTuple):
     full_name: str
     module: nn.Module
     name: str
-    initial: Tensor
+    initial: Tensor | None
 
-    @property
-    def value(self) -> Tensor:
-        """The present value; training may have put another tensor in its place."""
-        return getattr(self.module, self.name)
+    def copy(self) -> Tensor | None:
+        """Copy the present value; training may have put another tensor in its place."""
+        value: Tensor | None = getattr(self.module, self.name)
+        return None if value is None else value.clone()
 
-    def put(self, value: Tensor) -> None:
+    def put(self, value: Tensor | None) -> None:
         """Write a value."""
-        write_buffer(self.module, self.name, value, value.dtype)
+        write_buffer(self.module, self.name, value, None if value is None else value.dtype)
 
 
 class BestMetrics:
@@ -173,9 +173,9 @@ class UserModule:
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
         self.scratch = [
-            Scratch(f"{prefix}.{name}".lstrip("."), child, name, buffer.clone())
+            Scratch(f"{prefix}.{name}".lstrip("."), child, name, None if buffer is None else buffer.clone())
             for prefix, child in self.module.named_modules()
-            for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
+            for name, buffer in buffers_of(child).items()
             if not isinstance(child, Metric) and not is_persistent(child, name)
         ]
 

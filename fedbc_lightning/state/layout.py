@@ -454,8 +454,10 @@ class ParameterLayout:
         return {name: f"{tuple(shape)} {dtype}".replace("torch.", "") for name, (shape, dtype) in sorted(kinds.items())}
 
 
-def is_same(left: Tensor, right: Tensor) -> bool:
+def is_same(left: Tensor | None, right: Tensor | None) -> bool:
     """Return whether two tensors have the same shape and values; NaN is the same as NaN."""
+    if left is None or right is None:
+        return left is right
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return torch.equal(left, right) or torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)

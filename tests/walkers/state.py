@@ -164,7 +164,7 @@ def all_cases() -> Iterator[Case]:
         ),
         *itertools.product(("frozen",), FORMS, KINDS, ("kept", "add")),
         *itertools.product(("buffer", "scratch"), FORMS, KINDS, ("kept", "add", "assign", "grow")),
-        *itertools.product(("buffer",), ("None",), [(torch.float32, 0.0)], ("kept", "begin")),
+        *itertools.product(("buffer", "scratch"), ("None",), [(torch.float32, 0.0)], ("kept", "begin")),
         *itertools.product(("extra",), ("plain", "tensor"), [(torch.float32, 0.0)], ("kept", "note")),
     ]
     for (role, form, kind, change), buffers in itertools.product(modules, ("average", "local", "global")):
