@@ -212,6 +212,8 @@ class UserModule:
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
                 child.log = self.log.of(child)  # type: ignore[method-assign]
+        for callback in self.hooks.callbacks:  # as lightning.Trainer does
+            callback.log, callback.log_dict = self.module.log, self.module.log_dict  # type: ignore[attr-defined]
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
@@ -223,6 +225,8 @@ class UserModule:
             if isinstance(child, AnyModule):
                 child.trainer = None
                 child.__dict__.pop("log", None)
+        for callback in self.hooks.callbacks:
+            vars(callback).pop("log", None), vars(callback).pop("log_dict", None)
 
     def start_collecting(self) -> MetricCollector:
         """Start a new collector for one client or evaluation, and reset metrics and the buffers that do not travel."""

@@ -324,7 +324,7 @@ def anomalib() -> Case:
     from anomalib.models import Fastflow
 
     prepared = Fastflow.configure_pre_processor(image_size=(32, 32))
-    task = Fastflow(pre_trained=False, flow_steps=1, pre_processor=prepared, evaluator=False, visualizer=False)
+    task = Fastflow(pre_trained=False, flow_steps=1, pre_processor=prepared, visualizer=False)
     images = [ImageItem(image=image, gt_label=torch.tensor(0)) for image in draw(8, 3, 32, 32)]
     return task, images, {"collate_fn": ImageBatch.collate, "batch_size": 2}  # type: ignore[return-value]
 

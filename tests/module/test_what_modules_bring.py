@@ -66,6 +66,21 @@ def test_a_log_of_the_modules_own_is_called(tmp_path):
     assert_same(left, right)
 
 
+class Logging(Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.log("index", float(batch_idx))
+        self.log_dict({"loss_twice": 2 * outputs["loss"]})
+
+
+def test_a_callback_logs_as_in_lightning(tmp_path):
+    callback = Logging()
+    found = federated(tmp_path, fresh(LitAutoEncoder), UserData(), callbacks=[callback]).callback_metrics
+    assert not vars(callback)
+    expected = plain(tmp_path, fresh(LitAutoEncoder), UserData(), callbacks=[callback]).callback_metrics
+    assert {"index", "loss_twice"} <= {*expected}
+    assert {"train/index", "train/loss_twice"} <= {*found}
+
+
 def test_a_second_fit_says_that_the_module_is_trained(tmp_path, caplog):
     federated(tmp_path, module := fresh(LitAutoEncoder), UserData())
     federated(tmp_path, fresh(LitAutoEncoder), UserData())
