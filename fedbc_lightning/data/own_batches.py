@@ -101,7 +101,9 @@ class OwnBatches(Dataset):
             _cache.info(f"{self._where} is read once to count its samples; where it is a stream, give data.sizes.")
             with seeding.preserved_globals(torch.device("cpu")):
                 _prepare(loader, 0, None)
-                sizes = [_size_of(batch) for batch in loader]
+                once = CombinedLoader([loader], "sequential")
+                sizes = [_size_of(batch) for batch, _, _ in once]
+                once.reset()  # or workers that persist would go on with the state of their generators
             samples, batches = sum(sizes), len(sizes)
         if not batches:
             raise ConfigurationError(f"{self._where}: a loader has no batch")

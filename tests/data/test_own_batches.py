@@ -98,6 +98,7 @@ LOADERS: dict[str, Any] = {
     "stream": lambda: DataLoader(Stream(10), batch_size=4),
     "stream that drops": lambda: DataLoader(Stream(10), batch_size=4, drop_last=True),
     "stream with a length": lambda: DataLoader(SizedStream(10), batch_size=4),
+    "stream in a worker": lambda: DataLoader(Stream(10), batch_size=4, num_workers=1),
     "stream of batches, some None": lambda: DataLoader(BatchStream(7), batch_size=None),
     "collate_fn that returns None": lambda: DataLoader(rows(17), batch_size=2, collate_fn=skips),
     "weighted sampler": lambda: loader(9, shuffle=False, sampler=WeightedRandomSampler([1.0, 2.0, 3.0] * 3, 7)),
