@@ -135,6 +135,16 @@ def on_split(name: str, split: str) -> str:
     return name if found is None or found.is_test_only else found._replace(split=split).name
 
 
+def has_value(name: str, value: float) -> bool:
+    """Return whether a client has a metric: NaN may be the recall of a class that it lacks; a loss of NaN diverged.
+
+    Example:
+        >>> has_value("recall", 0.5), has_value("recall", float("nan")), has_value("loss", float("nan"))
+        (True, False, True)
+    """
+    return value == value or is_lower_better(name)
+
+
 def train_name(metric: str) -> str:
     """Return the name of what clients log in training, as a mean over them.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, is_lower_better
+from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, has_value, is_lower_better
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.measurement import Results
 
@@ -41,8 +41,8 @@ class Evaluation:
 def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: FederatedDataModule) -> None:
     """Add the results of a split to an evaluation.
 
-    A metric that some clients do not log (a class that they do not have) is summarised over those that have it, and
-    their number is a metric, too.
+    A metric that some clients do not log, or that is NaN (of a class that they do not have), is summarised over those
+    that have it, and their number is a metric, too.
 
     Args:
         evaluation: Evaluation to complete.
@@ -59,7 +59,7 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     # Of clients that are held out: z as it is, and after fine-tuning
     for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
         for name, of_clients in _columns(results, which, heldout).items():
-            what, values = Measured(name, place, split), np.array(list(of_clients.values()))
+            what, values = Measured(name, place, split), np.array(list(_having(name, of_clients).values()))
             evaluation.clients[what.name] = of_clients
             metrics[what.name] = float(values.mean())
             if len(values) < len(heldout.intersection(measured)):
@@ -73,7 +73,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     fair = "global" if any(("global", client) in results for client in trained) else "local"
     for which in ("local", "global"):
         for name, of_clients in _columns(results, which, trained).items():
-            clients, values = list(of_clients), np.array(list(of_clients.values()))
+            having = _having(name, of_clients)
+            clients, values = list(having), np.array(list(having.values()))
             what = Measured(name, which, split)
             evaluation.clients[what.name] = of_clients
             if which == "local":
@@ -95,6 +96,11 @@ def _columns(results: Results, which: str, clients: Collection[int]) -> dict[str
             for name, value in named.items():
                 columns[name][client] = value
     return columns
+
+
+def _having(name: str, of_clients: dict[int, float]) -> dict[int, float]:
+    """Return the values of those clients that have the metric; all of them if none has it."""
+    return {client: value for client, value in of_clients.items() if has_value(name, value)} or of_clients
 
 
 def deviation(values: np.ndarray) -> float:

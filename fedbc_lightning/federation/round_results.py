@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
+from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, has_value, train_name
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import Sums
@@ -186,7 +186,8 @@ def round_metrics(server: ServerState) -> dict[str, float]:
     names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
     metrics: dict[str, float] = {}
     for name in names:
-        having = [(record[name], record["num_samples"]) for record in valid if name in record]
+        there = [(record[name], record["num_samples"]) for record in valid if name in record]
+        having = [(value, size) for value, size in there if has_value(name, value)] or there
         shown = train_name(name.removeprefix("train_"))
         metrics[shown] = sum([value * size for value, size in having]) / sum([size for _, size in having])
         if len(having) < len(valid):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
@@ -90,20 +91,23 @@ def test_the_numbers_of_all_clients_are_read_from_the_device_at_once(tmp_path, m
 
 
 class LogsForSome(BoringModel):
-    """Logs a metric where a client has few samples."""
+    """Logs a metric where a client has few samples, else not or NaN."""
+
+    how = "missing"
 
     def test_step(self, batch, batch_idx):
         super().test_step(batch, batch_idx)
-        if len(batch[1]) < 20:
-            self.log("test_rare", float(len(batch[1])))
+        if len(batch[1]) < 20 or self.how == "nan":
+            self.log("test_rare", float(len(batch[1])) if len(batch[1]) < 20 else torch.nan)
 
     def validation_step(self, batch, batch_idx):
         if len(batch[1]) == 1:
             self.log("val_rare", 1.0)
 
 
-@pytest.mark.parametrize("heldout", [0, 3])
-def test_a_metric_of_some_clients_is_summarised_over_those_with_their_number(tmp_path, heldout):
+@pytest.mark.parametrize(("heldout", "how"), [(0, "missing"), (0, "nan"), (3, "missing")])
+def test_a_metric_of_some_clients_is_summarised_over_those_with_their_number(tmp_path, monkeypatch, heldout, how):
+    monkeypatch.setattr(LogsForSome, "how", how)
     trainer = make_trainer(tmp_path, max_rounds=1)
     trainer.fit(make_model(LogsForSome), BoringData(val_fraction=0.05, heldout_clients=heldout), FedBC(dual_lr=0.01))
     metrics, clients = tables(trainer)
