@@ -1,8 +1,12 @@
-"""Write docs/reference/settings.md, every key of a config with its default: python docs/make_settings.py."""
+"""Write two pages of docs/reference: python docs/make_settings.py.
+
+``settings.md`` has every key of a config with its default, ``trainer.md`` every name of the trainer in hooks.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,11 +30,13 @@ from fedbc_lightning.cli.classes import import_path  # noqa: E402
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS  # noqa: E402
 from fedbc_lightning.data import FederatedDataModule  # noqa: E402
 from fedbc_lightning.federation.participation import Stragglers  # noqa: E402
+from fedbc_lightning.module.trainer_names import HOOKS, MISSING, NAMES, PHASES  # noqa: E402
 from fedbc_lightning.partition import Partitioner  # noqa: E402
 from fedbc_lightning.studies.study import Study  # noqa: E402
 from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"
+TRAINER_PAGE = PAGE.with_name("trainer.md")
 
 TRAINER_PARTS = {"stragglers": Stragglers, "privacy": Privacy, "codec": Codecs, "system": System}
 """Keys of the trainer that are mappings with keys of their own."""
@@ -115,10 +121,57 @@ def make_page() -> str:
     return "\n\n".join(text) + "\n"
 
 
+TRAINER_HEAD = """\
+# The trainer in hooks
+
+<!-- Made by `python docs/make_settings.py` from `module/trainer_names.py`. Do not edit. -->
+
+Hooks of the module (`self.trainer`), of callbacks (`trainer`) and of the data module are given one trainer.
+Inside of a client it means that client's training, as if `lightning.Trainer` trained that client alone for a round.
+Outside of clients it means the run.
+It also has every attribute of the `FederatedTrainer`, such as `current_round`, `max_rounds`, `server` and `clients`, \
+and `current_client`, which is None outside of clients.
+A setting of the `FederatedTrainer` may be set, as in `trainer.eval_every_n_rounds = 5`; a name of `lightning.Trainer` \
+may not, but for `should_stop`.
+
+`tests/walkers/protocol.py` runs programs under `lightning.Trainer` and here on one client, and compares these names \
+in all hooks; the last column has every difference.
+"""
+
+
+def make_trainer_page() -> str:
+    """Return the page about the names of the trainer."""
+    known = defaultdict(list)
+    for name, one in NAMES.items():
+        known[one.meaning, tuple(one.differs.items())].append(f"`{name}`")
+    rows = [
+        f"| {', '.join(names)} | {meaning} | {differences(dict(differs))} |"
+        for (meaning, differs), names in known.items()
+    ]
+    missing = [f"| `{name}` | {instead} |" for name, instead in MISSING.items()]
+    hooks = ", ".join(f"`{name}`" for name in HOOKS)
+    return "\n".join([
+        TRAINER_HEAD, "| name | meaning | differs from lightning.Trainer |", "|---|---|---|", *rows, "",
+        "Some names have no meaning here:", "", "| name | instead |", "|---|---|", *missing, "",
+        "Hooks come in Lightning's order, with Lightning's arguments. "
+        f"Only these come at another time, because {next(iter(HOOKS.values()))}: {hooks}.", "",
+    ])  # fmt: skip
+
+
+def differences(differs: dict[str, str]) -> str:
+    """Return where and why a name has another value than under ``lightning.Trainer``."""
+    phases = defaultdict(list)
+    for phase, why in differs.items():
+        phases[why].append(phase)
+    said = {why: "everywhere" if len(found) == len(PHASES) else ", ".join(found) for why, found in phases.items()}
+    return "; ".join(f"{found}: {why}" for why, found in said.items())
+
+
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(make_page(), encoding="utf-8")
-    print(PAGE)
+    """Write the pages."""
+    for page, text in ((PAGE, make_page()), (TRAINER_PAGE, make_trainer_page())):
+        page.write_text(text, encoding="utf-8")
+        print(page)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,8 @@ class ClientRun(ABC):
         self.collector.is_in_batch = False
         if self.is_module_informed:
             self.hooks.call("on_train_epoch_end")
-            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
+            if self.is_epoch_over or self.collector.num_batches >= self.num_batches:  # not in an epoch that was stopped
+                self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable(is_in_client=self.asked.solver is None)
         self.collector.end_epoch()
 

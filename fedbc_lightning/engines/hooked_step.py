@@ -37,6 +37,7 @@ class HookedStep(StepWay):
             return 1
         size = run.start_batch(batch, batch_idx)
         if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
+            run.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)  # as if a step had been made
             run.step_schedulers()
             run.is_epoch_over = True  # and counts as complete
             return 1
@@ -57,7 +58,7 @@ class HookedStep(StepWay):
                 if not is_counted:  # an optimizer may call its closure several times
                     is_counted = True
                     run.count_loss(loss, size)
-            return loss
+            return scaled
 
         if (batch_idx + 1) % accumulate == 0 or is_end:
             self._take_step(batch_idx, forward_backward)
@@ -96,6 +97,7 @@ class HookedStep(StepWay):
                 self._prepare_gradient()
             else:
                 self._optimizer.show_gradient(False)
+                self._hooks.call("on_before_optimizer_step", self._optimizer.optimizer)
             return None if loss is None else loss.detach()  # as Lightning's closure does; LBFGS calls float() on it
 
         if self._bench.overridden["optimizer_step"]:

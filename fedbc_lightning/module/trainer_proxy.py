@@ -187,9 +187,16 @@ class ModuleTrainer:
         return next((stage for stage in reversed(STAGES) if self._values[stage]), None)
 
     @property
+    def training(self) -> bool:
+        """Whether the verb is ``fit`` and no model is evaluated."""
+        is_fit = self.view is not None and self.view.state.fn == TrainerFn.FITTING
+        return self.stage == "training" or (self.stage is None and is_fit)
+
+    @property
     def state(self) -> SimpleNamespace:
         """Lightning's ``TrainerState`` of a running fit or evaluation."""
-        stage = None if self.stage is None else RunningStage[self.stage.upper()]
+        name = "training" if self.training else self.stage
+        stage = None if name is None else RunningStage[name.upper()]
         fn = TrainerFn.FITTING if self.view is None else self.view.state.fn
         return SimpleNamespace(fn=fn, status=TrainerStatus.RUNNING, stage=stage, finished=False, stopped=False)
 

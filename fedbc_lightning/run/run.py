@@ -72,11 +72,12 @@ class Run:
         return evaluation
 
     def tear_down(self) -> None:
-        """Give the module back to the user, and call the hooks ``teardown``."""
-        stage = self.fn.value
-        self.user.detach()
-        self.hooks.call("teardown", stage)
-        self.datamodule.teardown(stage)
+        """Call the hooks ``teardown``, in Lightning's order, and give the module back to the user."""
+        try:
+            self.datamodule.teardown(self.fn.value)
+            self.hooks.call("teardown", self.fn.value)
+        finally:
+            self.user.detach()
 
 
 class Request(NamedTuple):

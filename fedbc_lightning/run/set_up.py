@@ -139,7 +139,9 @@ def make_shim(view: RunView, fabric: Fabric, request: Request) -> ModuleTrainer:
         global_rank=fabric.global_rank, local_rank=fabric.local_rank, precision=settings.precision,
         default_root_dir=str(settings.default_root_dir), accumulate_grad_batches=settings.accumulate_grad_batches,
         gradient_clip_val=settings.gradient_clip_val,
-        gradient_clip_algorithm=settings.local.gradient_clip_algorithm,
+        gradient_clip_algorithm=None if settings.gradient_clip_val is None else settings.local.gradient_clip_algorithm,
+        max_steps=settings.local.limits(1)["max_steps"],
+        max_epochs=None if settings.local.epochs is None else settings.local.limits(1)["max_epochs"],
     )  # fmt: skip
     shim.show_module(request.model, fabric)
     request.datamodule.trainer = request.model.trainer = shim  # type: ignore[assignment]

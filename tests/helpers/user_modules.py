@@ -195,40 +195,8 @@ class AdamWGroupsClassifier(_Classifier):
         }
 
 
-def described(value: Any) -> Any:
-    """What of a hook's argument can be compared between two runs."""
-    if isinstance(value, (list, tuple)):
-        return len(value[0])
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    if isinstance(value, dict):
-        return sorted(value)
-    return value if isinstance(value, (int, str, type(None))) else type(value).__name__
-
-
-def noting(name: str) -> Any:
-    """A hook of a module or callback that appends to ``calls`` its name, its arguments, and where in training it is."""
-
-    def hook(self, *args, **options):
-        module, given = (self, args) if isinstance(self, LightningModule) else (args[1], args[2:])
-        is_inside = name.startswith(("on_train_batch", "on_train_epoch", "on_before_optimizer"))
-        place = (module.current_epoch, module.global_step) if is_inside else ()
-        self.calls.append((name, *place, *map(described, (*given, *options.values()))))
-        return args[0] if name.endswith("batch_transfer") else None
-
-    return hook
-
-
-FIT_HOOKS = (
-    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad",
-    "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end",
-    "on_train_end", "on_fit_end",
-)  # fmt: skip
-MODULE_HOOKS = (*FIT_HOOKS, "setup", "teardown", "on_before_batch_transfer", "on_after_batch_transfer")
-
-
 class HooksClassifier(_Classifier):
-    """Appends to a list in every hook, and logs gradient norms as Lightning's docs do."""
+    """Appends to a list in its hooks, and logs gradient norms as Lightning's docs do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,10 +221,6 @@ class HooksClassifier(_Classifier):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
-
-
-for _name in set(MODULE_HOOKS) - vars(HooksClassifier).keys():
-    setattr(HooksClassifier, _name, noting(_name))
 
 
 class PlateauClassifier(_Classifier):

@@ -115,56 +115,6 @@ def test_two_rounds_equal_two_plain_fits(tmp_path, module_class):
     assert_same(right, left, 1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_hooks_are_called_in_lightnings_order(tmp_path, accumulate):
-    """Hooks of the module and of callbacks come in the order and with the arguments of Lightning."""
-
-    class Spy(lightning.Callback):
-        def __init__(self) -> None:
-            self.calls: list[Any] = []
-
-    for name in modules.FIT_HOOKS:
-        setattr(Spy, name, modules.noting(name))
-    heard = []
-    for fit in (plain, federated):
-        module, spy = fresh(modules.HooksClassifier), Spy()
-        fit(tmp_path, module, UserData(), accumulate_grad_batches=accumulate, callbacks=[spy])
-        heard.append((module.calls, spy.calls))
-    assert heard[0] == heard[1]
-    assert {call[0] for call in heard[0][0]} >= set(modules.MODULE_HOOKS)
-
-
-class SkippingSecond(OneCycleClassifier):
-    """None from training_step skips a batch; the scheduler of interval ``step`` goes on."""
-
-    skipped = 1
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return None if batch_idx == self.skipped else loss
-
-
-class SkippingFirst(SkippingSecond):
-    """The first of each epoch's batches is skipped."""
-
-    skipped = 0
-
-
-class Stopping(LitAutoEncoder):
-    """-1 from on_train_batch_start ends an epoch."""
-
-    def on_train_batch_start(self, batch, batch_idx):
-        return -1 if batch_idx == 3 else None
-
-
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step")
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("module_class", [SkippingSecond, SkippingFirst, Stopping])
-def test_a_module_may_skip_batches_and_the_rest_of_an_epoch(tmp_path, module_class, accumulate):
-    """Lightning's contract for -1 and None: same steps, rates and weights; with accumulation no gradient is lost."""
-    assert_same(*trained(tmp_path, module_class, accumulate_grad_batches=accumulate))
-
-
 # Last bits: one flat vector and a list of tensors split differently into vector lanes and remainders.
 @pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-14), ("bf16-mixed", 0.0), ("bf16-true", 1e-2)])
 @pytest.mark.parametrize("module_class", [modules.BatchNormClassifier, modules.AdamWGroupsClassifier])

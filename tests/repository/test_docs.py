@@ -78,8 +78,9 @@ def test_there_is_a_config(cls):
 
 def test_the_page_of_settings_is_up_to_date_and_explains_every_key():
     with imported_script("docs/make_settings.py") as script:
-        page = script.make_page()
+        page, of_trainer = script.make_page(), script.make_trainer_page()
     assert script.PAGE.read_text(encoding="utf-8") == page, "run: python docs/make_settings.py"
+    assert script.TRAINER_PAGE.read_text(encoding="utf-8") == of_trainer, "run: python docs/make_settings.py"
     keys = re.findall(r"^\| `([\w.]+)` \| .* \|(.*)\|$", page, re.M)
     assert len(keys) > 300
     assert [key for key, meaning in keys if not meaning.strip()] == []
