@@ -89,10 +89,10 @@ class LoggedCalls:
         self.calls: list[LoggedCall] = []
         self._collector = collector
 
-    def log(self, name: str, value: Any, *, reduce_fx: Any, batch_size: int | Tensor | None, **shown: Any) -> None:
+    def log(self, name: str, value: Any, *, reduce_fx: Any, batch_size: int | Tensor | None, shown: tuple = ()) -> None:
         """Keep one call of ``self.log``."""
         if self._collector is not None:
-            self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size, **shown)
+            self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size, shown=shown)
         elif isinstance(value, Metric) or isinstance(batch_size, Tensor):
             raise NotRecordableError(f"self.log('{name}') logs a Metric, or with a batch_size that is a tensor")
         else:

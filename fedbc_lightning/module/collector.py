@@ -242,7 +242,7 @@ class MetricCollector:
         self.dataloader_idx, self.num_samples = number, 1  # the weight of a single epoch, by which no value is rounded
 
     def log(
-        self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None, **shown: Any
+        self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None, shown: tuple = ()
     ) -> None:
         """Add one logged value.
 
@@ -251,12 +251,12 @@ class MetricCollector:
             value: A number, a tensor or a Metric.
             reduce_fx: The reduction.
             batch_size: Weight of the value; None is the number of samples of the batch.
-            **shown: Where Lightning shows it: the arguments ``on_step``, ``on_epoch``, ``logger`` and ``prog_bar``.
+            shown: Where Lightning shows it: the arguments ``on_step``, ``on_epoch``, ``logger`` and ``prog_bar``.
 
         Raises:
             ConfigurationError: The reduction is not mean, sum, min or max, or a tensor has several elements.
         """
-        logged = self._epoch.get(name) or self._logged(name, reduce_fx, **shown)
+        logged = self._epoch.get(name) or self._logged(name, reduce_fx, *shown)
         if isinstance(value, Metric):
             logged.metric, logged.mean.last = value, forward_value(value)
             return
@@ -443,6 +443,5 @@ class ModuleLog:
             if add_dataloader_idx and collector.dataloader_idx is not None:
                 name = f"{name}/dataloader_idx_{collector.dataloader_idx}"
             collector.log(
-                name, value, reduce_fx=reduce_fx, batch_size=batch_size, on_step=on_step, on_epoch=on_epoch,
-                logger=logger, prog_bar=prog_bar,
+                name, value, reduce_fx=reduce_fx, batch_size=batch_size, shown=(on_step, on_epoch, logger, prog_bar)
             )  # fmt: skip
