@@ -70,7 +70,7 @@ NAMES: dict[str, Name] = {
         "number of the local epoch; outside of clients, of the round",
         None,
         lambda trainer: trainer.counted("current_epoch"),
-        _in("validation, fit end", _BY_ROUNDS),
+        _in("fit end", _BY_ROUNDS),
     ),
     "global_step": Name(
         "local steps so far; outside of clients, the number of the round",
@@ -207,7 +207,7 @@ NAMES: dict[str, Name] = {
          "distributed_sampler_kwargs", "progress_bar_callback"), Name(_NO_SETTING)
     ),
     "val_check_batch": Name("None", differs=_in(_ALWAYS, _OF_ROUNDS)),
-    "enable_validation": Name("True", True, differs=_in(_IN_TRAINING, _OF_ROUNDS)),
+    "enable_validation": Name("True", True),
     "enable_autolog_hparams": Name(_NO_SETTING, True),
     **dict.fromkeys(("min_epochs", "num_sanity_val_steps", "reload_dataloaders_every_n_epochs"), Name(_NO_SETTING, 0)),
     "overfit_batches": Name(_NO_SETTING, 0.0),
