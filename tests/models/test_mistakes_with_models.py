@@ -78,7 +78,7 @@ def test_integer_targets_of_a_regression_are_numbers():
 def test_more_classes_in_the_data_are_seen_before_training(name, arguments, message, tmp_path):
     case = replace(next(case for case in CASES if case.name == name), targets=integers(4))
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path).fit(case.model(**arguments), ClientsOf(case), FedAvg())
+        make_trainer(tmp_path, clients_per_round=1.0).fit(case.model(**arguments), ClientsOf(case), FedAvg())
 
 
 def test_tokens_beyond_the_vocabulary_are_named_in_training(tmp_path):
