@@ -40,17 +40,27 @@ class BaseEngine(ABC):
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, self.layout, self.datamodule = bench, bench.layout, bench.datamodule
-        self.is_plain_sgd = bench.optimizer.is_plain_sgd and not bench.changes_gradients
+        self._is_plain_sgd = bench.optimizer.is_plain_sgd and not bench.changes_gradients
         is_mixed = isinstance(bench.user.precision, MixedPrecision)
         self.has_full_precision = bench.layout.dtype.itemsize >= 4 and not is_mixed
         self.has_schedulers, self.has_solver = bench.optimizer.has_schedulers, False
         self.component_shares = bench.datamodule.batch_shares
 
     @property
+    def is_plain_sgd(self) -> bool:
+        """Whether every local step is exactly ``w -= lr * grad``; if so, clients keep to it from now on."""
+        if self._is_plain_sgd:
+            self.bench.kept_to.add("sgd")
+        return self._is_plain_sgd
+
+    @property
     def sgd_momentum(self) -> float | None:
-        """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
+        """Momentum of SGD's steps (without Nesterov) at constant rates, to which clients then keep; else None."""
         is_changed = self.has_schedulers or self.has_solver or self.bench.changes_gradients
-        return None if is_changed else self.bench.optimizer.sgd_momentum
+        momentum = None if is_changed else self.bench.optimizer.sgd_momentum
+        if momentum is not None:
+            self.bench.kept_to |= {"sgd", "rate"}
+        return momentum
 
     def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
         """Return what evaluates several clients at once in a stage, or None if they are evaluated one by one.

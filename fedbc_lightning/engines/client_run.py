@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.interrupts import check
@@ -192,6 +193,7 @@ class ClientRun(ABC):
     def end_epoch(self) -> None:
         """Call what belongs after the last batch of an epoch."""
         self.collector.is_in_batch = False
+        self.check_steps()
         if self.is_module_informed:
             self.hooks.call("on_train_epoch_end")
             if self.is_epoch_over or self.collector.num_batches >= self.num_batches:  # not in an epoch that was stopped
@@ -236,6 +238,11 @@ class ClientRun(ABC):
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=True)
 
+    def check_steps(self) -> None:
+        """Refuse hooks that changed, for the steps just taken, the momentum or decay on which the method relies."""
+        if self.bench.kept_to and self.bench.has_hooks:
+            self.optimizer.check(f"a hook of client {self.client}")
+
     def size_of(self, batch: Any, batch_idx: int) -> int:
         """Return the number of samples of a batch; what its tensors do not tell follows from its place in the epoch."""
         size = self.loader.batch_size
@@ -251,6 +258,11 @@ class ClientRun(ABC):
     def finish(self) -> TrainedClient:
         """Return what the client's training gave, and what it counted and logged."""
         is_last = self.asked.is_last
+        if len(self._updates_by_rate) > 1 and "rate" in self.bench.kept_to:
+            raise ConfigurationError(
+                f"model: the learning rate changed within client {self.client}, and the method builds on one rate for "
+                "all of its steps; set it in configure_optimizers, in hooks of rounds or in on_client_start."
+            )
         if is_last:
             self.hooks.call("on_client_end", self.client)
         self.layout.thaw()

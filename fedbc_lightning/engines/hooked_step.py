@@ -62,6 +62,7 @@ class HookedStep(StepWay):
 
         if (batch_idx + 1) % accumulate == 0 or is_end:
             self._take_step(batch_idx, forward_backward)
+            run.check_steps()
             run.count_step(batch_idx, is_update=self._is_update)
         else:
             forward_backward()

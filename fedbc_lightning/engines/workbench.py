@@ -98,6 +98,7 @@ class Workbench:
         grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
         recorder: Replays steps that came often.
         said: Lines that were logged once, see :meth:`say`.
+        kept_to: What the method relies on: ``sgd`` (its momentum and weight decay), ``rate`` (one for all steps).
         work: Counts clients and steps, for who shows the progress of a round.
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
@@ -123,6 +124,7 @@ class Workbench:
         self.work = Work()
         self._shared_row = self.row[: self.layout.num_parameters]
         self.said: set[str] = set()
+        self.kept_to: set[str] = set()
         self._components: dict[int, list[Any]] = {}
         self._look_at_module()
 

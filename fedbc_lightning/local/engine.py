@@ -27,20 +27,22 @@ class Engine(Protocol):
     Attributes:
         layout: The layout of the module's parameters in a vector (d,).
         datamodule: The data module with the clients' data.
-        is_plain_sgd: Whether every local step is exactly ``w -= lr * grad``.
         has_full_precision: Whether losses and gradients are computed in float32 or float64 throughout.
         has_schedulers: Whether the module's learning rates follow schedulers within local training.
     """
 
     layout: ParameterLayout
     datamodule: FederatedDataModule
-    is_plain_sgd: bool
     has_full_precision: bool
     has_schedulers: bool
 
     @property
+    def is_plain_sgd(self) -> bool:
+        """Whether every local step is exactly ``w -= lr * grad``; hooks may not change it then."""
+
+    @property
     def sgd_momentum(self) -> float | None:
-        """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
+        """Momentum of SGD's steps (without Nesterov) at constant rates, else None; hooks may not change it then."""
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Raise for settings that a solver's own steps ignore; a method with a solver calls this in its ``check``.

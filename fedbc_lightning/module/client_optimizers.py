@@ -181,7 +181,7 @@ class LocalOptimizer:
         self.reset()
         before = ScheduleState.read(self.configured.groups, ()).groups
         yield
-        self._check(hook)
+        self.check(hook)
         for group, was, written in zip(self.configured.groups, before, self.written, strict=True):
             changed = {name: value for name, value in group.items() if name != "params" and value != was.get(name)}
             if changed:
@@ -214,7 +214,7 @@ class LocalOptimizer:
         if is_same:
             return False
         self._fast_forward = FastForward()
-        self._check(hooks)
+        self.check(hooks)
         for made, was, written in zip(self._made.groups, before.groups, self.written, strict=True):
             changed = {name: value for name, value in made.items() if value != was.get(name)}
             self._check_rates(hooks, changed)
@@ -230,7 +230,7 @@ class LocalOptimizer:
             self.sgd_momentum, self.is_plain_sgd, [type(config.scheduler) for config in self.schedulers],
         )  # fmt: skip
 
-    def _check(self, hook: str) -> None:
+    def check(self, hook: str) -> None:
         """Raise if the optimizer is another one than that for which methods and engines were set up."""
         if self._look() != self._facts:
             raise ConfigurationError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from helpers.user_modules import CLASSES, FEATURES, UserData
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
-from fedbc_lightning import FedAvg, FederatedTrainer
+from fedbc_lightning import SCAFFOLD, FedAvg, FederatedTrainer
+from fedbc_lightning.algorithms import FedNova
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.recorded import step_recorder
 from module.test_parity import QUIET, fresh, plain
@@ -108,7 +110,7 @@ def expected(hook, what, rounds):
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def federated(root, model, callbacks, engine, rounds, path=None):
+def federated(root, model, callbacks, engine, rounds, path=None, method=FedAvg):
     """Two clients with the same data in the vectorized engine, else one."""
     data = SameData((16,) * (2 if engine == "vectorized" else 1))
     trainer = FederatedTrainer(
@@ -116,7 +118,7 @@ def federated(root, model, callbacks, engine, rounds, path=None):
         callbacks=callbacks, engine="vectorized" if engine == "vectorized" else "sequential",
         record_steps=engine != "sequential",
     )  # fmt: skip
-    trainer.fit(model, data, FedAvg(), path)
+    trainer.fit(model, data, method(), path)
     return trainer
 
 
@@ -220,3 +222,24 @@ def test_what_methods_were_set_up_for_cannot_be_set(tmp_path, kind):
     module = fresh(type("Hooked", (base,), {"on_train_start": change}))
     with pytest.raises(ConfigurationError, match=r"on_train_start (changed the optimizer's|set a learning rate)"):
         federated(tmp_path, module, [], "sequential", 1)
+
+
+OPTIONS = ("momentum", "weight_decay", "lr")
+CLIENT_HOOKS = ("on_client_start", "on_train_epoch_start", "on_train_batch_start")
+# What a method takes the steps for, hooks of clients and steps may not change
+RELIED_ON = {SCAFFOLD: OPTIONS[:2], FedNova: OPTIONS, FedAvg: ()}
+
+
+@pytest.mark.parametrize("hook", CLIENT_HOOKS)
+@pytest.mark.parametrize(("method", "what"), list(itertools.product(RELIED_ON, OPTIONS)))
+def test_what_a_method_takes_the_steps_for_is_no_clients_to_set(tmp_path, method, what, hook):
+    def change(self, *args):
+        set_options(self, **{what: 0.01 if self.trainer.current_epoch == 0 else 0.0})
+
+    module = fresh(type("Hooked", (Program,), {hook: change}))
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.1)
+    # A rate that on_client_start sets is one for all of the client's steps.
+    is_refused = what in RELIED_ON[method] and (what, hook) != ("lr", "on_client_start")
+    refusal = pytest.raises(ConfigurationError, match=r"a hook of client 0 changed|rate changed within client 0")
+    with refusal if is_refused else nullcontext():
+        federated(tmp_path, module, [], "recorded", 1, method=method)
