@@ -81,8 +81,10 @@ class FedPlus(FederatedAlgorithm):
         # is during the local steps.
         target = server.z + self.average.bound.prox(away)
         # l = 1 starts from z as FedAvg does, l = 0 from the client's own model; buffers are mixed like parameters.
-        start = (1 - self.mixing) * cohort["local_model"] + self.mixing * server.model
-        start = start.where(~server.model.isinf(), server.model)  # 0 times the -inf of a mask is no number
+        own, shared = cohort["local_model"], server.model.expand(len(cohort), -1)
+        start = shared if self.mixing == 1 else own
+        if 0 < self.mixing < 1:  # 0 times the -inf of a buffer is no number
+            start = (1 - self.mixing) * own + self.mixing * shared
         # The pull towards the centre is a step of its own behind each optimizer step, as in Algorithm 1, not a term of
         # the gradient: momentum does not see it.
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)

@@ -66,6 +66,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         federation.load_global()
     layout.frozen.mark()
     layout.check_trainable()
+    layout.check_finite()
 
 
 @contextmanager

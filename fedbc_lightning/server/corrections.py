@@ -193,7 +193,7 @@ class CenterConsensus(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' centres and buffers, and record the weights."""
-        centers = torch.cat([cohort.staged("center"), cohort.buffers.to(cohort.w)], dim=1)
+        centers = torch.cat([cohort.staged("center"), cohort.buffers], dim=1)
         sums.add_valid("centers", cohort, centers)
         cohort.record("weight", torch.zeros(len(cohort)) if self.is_skipped(server) else cohort.valid.double())
 

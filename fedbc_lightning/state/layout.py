@@ -270,6 +270,15 @@ class ParameterLayout:
         if written:
             raise WrittenParametersError(written)
 
+    def check_finite(self) -> None:
+        """Raise if a parameter that is trained and shared has NaN or infinite elements; the message names it."""
+        for entry, parameter in zip(self.shared_entries, self.parameters, strict=False):  # the kept ones come last
+            if not torch.isfinite(parameter.detach()).all():
+                raise ConfigurationError(
+                    f"model: parameter '{entry.name}' is trained and has NaN or infinite elements before training, and "
+                    "has no mean over clients. Make a mask a buffer (register_buffer)."
+                )
+
     def check_replaced(self, *, at_start: bool = False) -> None:
         """Raise if a trained parameter, or ``at_start`` any parameter, is another object than in the layout.
 

@@ -123,6 +123,10 @@ def replace_frozen(module):
     module.frozen = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
 
 
+def mask(module):
+    module.net[0].weight.data[0, 0] = -torch.inf
+
+
 def thaw_by_round(module):
     module.net[0].requires_grad_(module.trainer.current_round == 1)
 
@@ -132,6 +136,7 @@ REFUSED = [
     ("on_train_start", add_layer, r"parameter 'extra\.weight' was replaced by another one, or added"),
     ("on_fit_start", replace_frozen, r"parameter 'frozen' was replaced by another one, or added"),
     ("on_fit_start", lambda module: module.net[0].requires_grad_(False), r"requires_grad of 'net\.0\.weight' was ch"),
+    ("on_fit_start", mask, r"'net\.0\.weight' is trained and has NaN or infinite .*Make a mask a buffer"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
     (
         "on_train_batch_end",

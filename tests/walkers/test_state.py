@@ -10,6 +10,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from fedbc_lightning import FederatedTrainer
+from fedbc_lightning.algorithms import FedAvgPlus
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 from walkers.state import QUIET, main
 
 
@@ -38,20 +40,10 @@ class Rare(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-METHODS = (
-    "fedavgm",
-    "fedplus-norm",
-    "fedgeomed_plus",
-    "fedbuff",
-    "fedasync",
-    "fednova",
-    "l2gd",
-    "fedbc-learned",
-    "rfa",
-)
+METHODS = "fedavgm fedplus-norm fedgeomed_plus fedbuff fedasync fednova l2gd fedbc-learned rfa fedpd-default"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS.split())
 def test_every_kind_of_mean_keeps_what_has_no_mean(tmp_path, name):
     setting = next(setting for setting in SETTINGS if setting.name.startswith(name))
     module = Rare()
@@ -62,3 +54,16 @@ def test_every_kind_of_mean_keeps_what_has_no_mean(tmp_path, name):
     assert 0 < float(module.wide - 1 / 3) < 1e-10
     assert torch.isfinite(module.net.weight).all()
     assert module.scale != 1
+
+
+class Counting(Rare):
+    def on_client_start(self, client):
+        if client:
+            self.mask[1] = self.mask[1].clamp(min=0) + 1
+
+
+def test_without_mixing_a_client_of_fedplus_begins_with_its_own_buffers(tmp_path):
+    trainer = FederatedTrainer(max_rounds=2, seed=0, default_root_dir=tmp_path, **QUIET)
+    trainer.fit(Counting(), UserData((9, 14)), FedAvgPlus(sigma=0.1))
+    own = trainer.federation.local_model()(1)
+    assert module_state_of(trainer.federation, own)["mask"].tolist() == [0, 2]
