@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class HookedStep(StepWay):
         super().__init__(run, step)
         self._local, self._optimizer, self._hooks = run.local, run.optimizer, run.hooks
         self._is_update = False  # whether the last step moved w
+        self._rates: tuple[float, ...] = ()  # learning rates of the last step, which the module may change behind it
         self._with_graph: dict[int, Tensor] = {}  # gradients of backward(create_graph=True), by their parameter's place
 
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
@@ -63,7 +65,7 @@ class HookedStep(StepWay):
         if (batch_idx + 1) % accumulate == 0 or is_end:
             self._take_step(batch_idx, forward_backward)
             run.check_steps()
-            run.count_step(batch_idx, is_update=self._is_update)
+            run.count_step(batch_idx, is_update=self._is_update, rates=self._rates)
         else:
             forward_backward()
         if is_end:
@@ -99,8 +101,10 @@ class HookedStep(StepWay):
             else:
                 self._optimizer.show_gradient(False)
                 self._hooks.call("on_before_optimizer_step", self._optimizer.optimizer)
+            self._rates = self._optimizer.rates
             return None if loss is None else loss.detach()  # as Lightning's closure does; LBFGS calls float() on it
 
+        self._rates = self._optimizer.rates
         if self._bench.overridden["optimizer_step"]:
             module.optimizer_step(self._run.current_epoch, batch_idx, optimizer, closure)
         elif self._bench.scaler is None:
@@ -109,7 +113,7 @@ class HookedStep(StepWay):
             closure()
             if self._is_update:
                 self._step_scaled(self._bench.scaler)
-        self._step.end(is_update=self._is_update)
+        self._step.end(partial(self._bench.step_sizes, self._rates), is_update=self._is_update)
 
     def _step_scaled(self, scaler: Any) -> None:
         """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""

@@ -120,10 +120,21 @@ class LocalStep:
             clipping()
 
     @torch.no_grad()
-    def end(self, *, is_update: bool) -> None:
-        """Do what comes after the optimizer's step; without an update only the held part is put back."""
+    def end(self, step_sizes: Callable[[], Tensor], *, is_update: bool) -> None:
+        """Do what comes after the optimizer's step; without an update only the held part is put back.
+
+        Args:
+            step_sizes: Returns the learning rates of that step, which hooks may have changed since.
+            is_update: Whether the optimizer moved w.
+        """
+        self._step_sizes = step_sizes
+        # The optimizer leaves alone what a hook has frozen for a time, and so must the after-step.
+        frozen = [self._w[:, each.offset : each.end] for each in self._layout.frozen_now()] if self._after_step else []
+        before = [part.clone() for part in frozen]
         for ending in self._endings(len(self._w), is_update=is_update):
             ending()
+        for part, values in zip(frozen, before, strict=True):
+            part.copy_(values)
 
     # parts
 

@@ -11,9 +11,9 @@ optimizer steps, with or without a closure:
 3. the method's after-step (Fed+) changes this optimizer's parameters alone;
 4. ``p.grad`` is again what the module has made, so that gradients accumulate as they do without a method.
 
-For each parameter, SCAFFOLD's mean gradient is the mean over the steps of its optimizer, and 0 if that took none;
-K_i η_i, by which option II of SCAFFOLD divides, is the sum of that optimizer's learning rates. Methods that take steps
-of their own, compute losses at other points, or need the number of steps of a single optimizer (FedNova) are refused.
+For each parameter, SCAFFOLD's mean gradient is the mean over the steps of its optimizer, and 0 if that took none.
+Methods that take steps of their own, compute losses at other points, or need the number of steps of a single optimizer
+(FedNova, option II of SCAFFOLD) are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,13 +41,11 @@ class Own:
     Attributes:
         parts: Its trained parameters, each with its part of the row of gradients.
         mask: Which elements of the row are its own, (d + p,).
-        first_group: Number of parameter groups of the optimizers before it.
         num_gradients: Number of gradients that it was given.
     """
 
     parts: list[tuple[nn.Parameter, Tensor]]
     mask: Tensor
-    first_group: int
     num_gradients: int = 0
 
 
@@ -72,14 +71,13 @@ class ManualStep(StepWay):
         self._losses = list[Tensor]()
         self._own: dict[Optimizer, Own] = {}
         for optimizer in optimizers:
-            first = sum(len(before.param_groups) for before in self._own)
             held = {p for group in optimizer.param_groups for p in group["params"]}
             mask, parts = torch.zeros_like(grad, dtype=torch.bool), list[tuple[nn.Parameter, Tensor]]()
             for parameter, part, entry in zip(layout.parameters, layout.views(grad), layout.entries, strict=True):
                 if parameter in held:
                     parts.append((parameter, part))
                     mask[entry.offset : entry.end] = True
-            self._own[optimizer] = Own(parts, mask, first)
+            self._own[optimizer] = Own(parts, mask)
         handles = [each.register_step_pre_hook(self._before) for each in optimizers]
         handles += [each.register_step_post_hook(self._after) for each in optimizers]
         handles += [each.register_step_pre_hook(_refuse) for each in self._run.optimizer.configured.kept_optimizers]
@@ -101,7 +99,6 @@ class ManualStep(StepWay):
         if self._hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             run.is_epoch_over = True
             return 1
-        self._rates = [0.0] * len(self._layout.group_parts)
         self._num_steps, self._losses, self._is_batch = 0, [], True
         loss, output = run.training_step(batch, batch_idx)
         self._is_batch = False
@@ -109,7 +106,7 @@ class ManualStep(StepWay):
         losses = self._losses if loss is None or loss.numel() != 1 else [loss.detach()]
         if losses:
             run.count_loss(torch.stack([each.reshape(()) for each in losses]).sum(), size)
-        run.count_step(batch_idx, is_update=self._num_steps > 0, rates=tuple(self._rates))
+        run.count_step(batch_idx, is_update=self._num_steps > 0)
         shown = dict(output) if isinstance(output, Mapping) else {} if loss is None else {"loss": loss}
         if isinstance(shown.get("loss"), Tensor):
             shown["loss"] = shown["loss"].detach()
@@ -208,13 +205,19 @@ class ManualStep(StepWay):
         own, row = self._own[optimizer], self._bench.row
         if self._step.changes_after:
             before = row.clone()
-            self._step.end(is_update=True)
+            self._step.end(partial(self._step_sizes, optimizer), is_update=True)
             with torch.no_grad():
                 row.copy_(torch.where(own.mask, row, before))
         if self._is_batch:
             self._num_steps += 1
-            for k, group in enumerate(optimizer.param_groups, own.first_group):
-                self._rates[k] += float(group.get("lr", 0.0))
+
+    def _step_sizes(self, optimizer: Optimizer) -> Tensor:
+        """Return the learning rates of an optimizer by parameter, (1, d): one may be in the groups of others, too."""
+        rates = {p: float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
+        sizes = torch.zeros_like(self._bench.grad, dtype=self._layout.master_dtype)
+        for parameter, part in zip(self._layout.parameters, self._layout.views(sizes), strict=True):
+            part.fill_(rates.get(parameter, 0.0))
+        return sizes[None, : self._layout.num_parameters]
 
 
 def _refuse(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -235,6 +235,11 @@ class ParameterLayout:
         """Whether no hook has frozen a trained parameter for the time being."""
         return all(parameter.requires_grad for parameter in self.parameters)
 
+    def frozen_now(self) -> list[Entry]:
+        """Return the trained parameters that a hook has frozen for the time being, and that have no gradient."""
+        pairs = zip(self.parameters, self.entries, strict=True)
+        return [entry for parameter, entry in pairs if not parameter.requires_grad and parameter.grad is None]
+
     def thaw(self) -> None:
         """Let every trained parameter be trained: what a client's hooks froze is frozen for that client alone."""
         if not self.trains_all:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.boring import read_csv
-from helpers.user_modules import FEATURES, UserData
+from helpers.user_modules import FEATURES, UserData, WarmupClassifier
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 from fedbc_lightning import FedAvg, FedBC, FederatedTrainer
 from fedbc_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvgPlus, FedNova, FedProx, FedRep, PFedMe, QFedAvg
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.local import MixWith
 
 from .test_parity import QUIET, federated, fresh, plain
 
@@ -208,11 +209,11 @@ def test_fedbc_on_a_gan_equals_a_loop_by_hand(tmp_path):
 
 
 class Recording(FedAvg):
-    """Adds a constant pull, and asks for the mean gradient."""
+    """Asks for the mean gradient."""
 
     def client_update(self, engine, cohort, server):
         engine.solve(cohort, server.model, record_gradient_mean=True)
-        self.mean, self.step_size, self.steps = cohort.gradient_mean[0], cohort.step_size[0], cohort.num_steps[0]
+        self.mean = cohort.gradient_mean[0]
 
 
 class Halves(Unequal):
@@ -227,16 +228,23 @@ class Halves(Unequal):
 
 
 def test_means_are_over_the_steps_of_each_parameters_optimizer(tmp_path):
-    """The mean gradient, and K_i times the step size: the sum of the rates of the parameter's optimizer."""
     algorithm = Recording()
     trainer = federated(tmp_path, fresh(Halves), UserData((23,)), algorithm, local_epochs=1)
     assert torch.equal(algorithm.mean, torch.ones_like(algorithm.mean))
-    num_generator = sum(p.numel() for p in fresh(Gan).generator.parameters())
-    total = algorithm.step_size * algorithm.steps
-    torch.testing.assert_close(total[:num_generator], torch.full_like(total[:num_generator], 5 * 0.01))
-    torch.testing.assert_close(total[num_generator:], torch.full_like(total[num_generator:], 2 * 0.1))
     (row,) = read_csv(f"{trainer.log_dir}/clients.csv")
     assert int(row["num_steps"]) == 5
+
+
+PAIR = [[0, 0.5], [0.1]]
+"""Learning rates by parameter of the steps in a batch of Closures."""
+
+
+@pytest.mark.parametrize(("module", "rates"), [(Closures, PAIR * 2), (WarmupClassifier, [[0.1], [1 / 60]])])
+def test_an_after_step_gets_the_rates_of_the_step_before_it(tmp_path, monkeypatch, module, rates):
+    seen = []
+    monkeypatch.setattr(MixWith, "apply", lambda self, w, step_size: seen.append(step_size.unique().tolist()))
+    federated(tmp_path, fresh(module), UserData((10,)), FedAvgPlus(0.5), local_epochs=1)
+    assert seen == [pytest.approx(step) for step in rates]
 
 
 METHODS = {
