@@ -36,8 +36,10 @@ class SCAFFOLD(FederatedAlgorithm):
     Departures:
         With momentum or another optimizer, ``control`` is the mean gradient (momentum 0.9 can diverge, 0.5 converges).
         With a scheduler, η is the mean of the step sizes; with several parameter groups, each group has its own η. A
-        client without a step, or with steps of size 0 only, keeps its c_i. The FedBC code's "Scaffold" is another
-        method, so do not compare with its rows.
+        client without a step, or with steps of size 0 only, keeps its c_i. A layer that a hook freezes for a time still
+        counts all K_i steps: in those, its gradient is taken as 0 (with ``step_size``, as c_i − c); it is also 0 where
+        an optimizer takes no step in a round of manual optimization. The FedBC code's "Scaffold" is another method, so
+        do not compare with its rows.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1,
