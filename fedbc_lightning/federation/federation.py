@@ -211,10 +211,12 @@ class Federation:
         if not names:
             return
         server, clients, grad_scale = self.server, self.clients, self.grad_scale
+        num_buffers, num_counters = server["buffers"].numel(), self.layout.num_counters
         self.layout.take_as_buffers(names)
-        buffers, counters = self.layout.read_buffers(), self.layout.read_counters()
-        num_buffers, num_counters = server["buffers"].numel(), server["counters"].numel()
-        buffers[:num_buffers], counters[:num_counters] = server["buffers"], server["counters"]
+        buffers, more = self.layout.read_buffers(), self.layout.read_counters()[num_counters : self.layout.num_counters]
+        buffers[:num_buffers] = server["buffers"]
+        # Buffers whose shape changes lie behind the integer ones, and may be longer in the module.
+        counters = torch.cat([server["counters"][:num_counters], more, server["counters"][num_counters:]])
         self.bench = self.bench.renewed()
         kept = self.layout.read_kept() if server.kept is None else server.kept
         initial = Weights(server["z"], buffers, counters, kept)
@@ -222,7 +224,7 @@ class Federation:
         self._prepare(initial)
         if server.round > 1:
             self.server.continue_from(server)
-            self.clients.continue_from(clients, buffers[num_buffers:], counters[num_counters:])
+            self.clients.continue_from(clients, buffers[num_buffers:], more)
             self.grad_scale = grad_scale
 
     def take_as_changing(self, names: Sequence[str]) -> None:
@@ -332,7 +334,8 @@ class Federation:
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
-                    counters[:num_counters] = torch.maximum(counters, cohort.counters[: len(counters)])[:num_counters]
+                    most = torch.maximum(counters[:num_counters], cohort.counters[:num_counters])
+                    counters[:num_counters] = most
             self.layout.check_trainable(is_round_over=True)
         except WrittenParametersError as error:  # all ranks are to hear of it
             written = error.names
