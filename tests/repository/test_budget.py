@@ -14,10 +14,11 @@ import pytest
 from repository.size import PACKAGE, ROOT, lines_of_configs, size_under
 
 BUDGETS = {
-    # lightning.pytorch, which does far more, has 22,000 lines of code.
-    PACKAGE: 23_000,
+    # lightning.pytorch has 22,000 lines of code. 2,000 are whole classes of programs that were refused at 21,000: manual
+    # optimization, streams and several loaders, one data set per client, one trainer object, configs of LightningCLI.
+    PACKAGE: 23_100,
     # Every question about a number ends in the engines, so they must be read in one sitting.
-    ("fedbc_lightning/engines",): 2_900,
+    ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_500,
     # As much test as package: more costs every change, and time in CI.
