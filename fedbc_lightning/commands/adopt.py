@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbc_lightning.callbacks import RoundCheckpoint
-from fedbc_lightning.cli.classes import find_class, import_object
+from fedbc_lightning.cli.classes import find_class, import_object, load
 from fedbc_lightning.cli.command_arguments import PROG, check_syntax
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import UsageError
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
 from fedbc_lightning.core.lightning_names import AnyCallback, both
@@ -37,6 +38,9 @@ SECTIONS = ("model", "data", "optimizer", "lr_scheduler")
 
 LENGTHS = ("fast_dev_run", "max_epochs", "max_steps", "limit_train_batches")
 """Arguments that say how long the training is."""
+
+NUMBERS = (*LENGTHS, "accumulate_grad_batches", "check_val_every_n_epoch")
+"""Arguments with which the command calculates."""
 
 EPOCHS = 1000
 """Epochs of lightning.Trainer where neither max_epochs nor max_steps is given."""
@@ -58,6 +62,7 @@ def adopt(words: list[str]) -> int:
         The exit status, 0.
 
     Raises:
+        ConfigurationError: What should be a number of the trainer is none.
         SystemExit: The parser refuses the new config, and has said why in one line.
         UsageError: The file is no config of LightningCLI, or does not name a class that is needed.
     """
@@ -111,6 +116,7 @@ class Adoption:
         changes: Pairs of a key, or what it becomes, and the reason; no key is dropped without one.
 
     Raises:
+        ConfigurationError: What should be a number of the trainer is none.
         UsageError: It is no config of LightningCLI, or a class is not named.
     """
 
@@ -157,7 +163,9 @@ class Adoption:
         for inner in value if isinstance(value, list) else []:
             self._check_classes(inner, key)
         for name, inner in value.items() if isinstance(value, dict) else []:
-            if name == "class_path" and "." in str(inner):
+            if name == "class_path" and not isinstance(inner, str):
+                raise UsageError(f"{self._source}: {key}.class_path: got {_said(inner)}; give an import path")
+            if name == "class_path" and "." in inner:
                 try:
                     import_object(inner)
                 except (ImportError, AttributeError) as error:
@@ -167,6 +175,11 @@ class Adoption:
     # trainer
 
     def _trainer(self, given: dict[str, Any]) -> dict[str, Any]:
+        numbers = {name: value for name in NUMBERS if (value := given.get(name)) is not None}
+        # As LightningCLI reads numbers in quotation marks
+        numbers |= {name: load(value) or value for name, value in numbers.items() if isinstance(value, str)}
+        check_arguments(Trainer, numbers, f"{self._source}: trainer")
+        given |= numbers
         ours = self._length(given)
         callbacks = self._callbacks(given)
         every = given.pop("check_val_every_n_epoch", 1) or 1
@@ -202,7 +215,7 @@ class Adoption:
             local = max(1, min(LOCAL_STEPS, steps))
             used, ours = ["max_steps"], {"max_rounds": math.ceil(steps / local), "local_steps": local}
         elif isinstance(limit, int):
-            local = max(1, limit // given.get("accumulate_grad_batches", 1))
+            local = max(1, limit // (given.get("accumulate_grad_batches") or 1))
             used, ours = ["max_epochs", "limit_train_batches"], {"max_rounds": rounds, "local_steps": local}
         else:
             used, ours = ["max_epochs"], {"max_rounds": rounds, "local_epochs": 1}
@@ -233,7 +246,9 @@ class Adoption:
     def _kept(self, callback: Any) -> Iterator[Any]:
         """Yield the callback, or what takes its place, or nothing."""
         section: Any = callback if isinstance(callback, dict) else {"class_path": callback}
-        path, arguments = str(section.get("class_path")), dict(section.get("init_args") or {})
+        self._check_classes({"class_path": section.get("class_path")}, "trainer.callbacks")
+        path = section["class_path"]
+        arguments = self._mapping(f"trainer.callbacks: {path}: init_args", section.get("init_args"))
         cls = find_class(path, AnyCallback)
         name, kind = f"trainer.callbacks: {path.rpartition('.')[2]}", cls and refused_kind(cls)
         if cls in both(ModelCheckpoint) and arguments.get("monitor") is not None:
@@ -295,8 +310,7 @@ class Adoption:
             if value is not None:
                 self._note(key, "Left out: your own LightningCLI reads it, and fedbc-cli has no such section.")
         if self._defaults:
-            keys = f"{len(self._defaults)} more keys of trainer"
-            self._note(keys, f"Left out: they hold Lightning's defaults ({', '.join(self._defaults)}).")
+            self._note("rest of trainer", f"Left out, as Lightning's default: {', '.join(self._defaults)}.")
 
     def _change(self, name: str, value: Any, ours: str) -> None:
         self._note(f"trainer.{name}: {_said(value)} → {ours}", LIGHTNING_ARGUMENTS[name].note)
@@ -319,7 +333,7 @@ class Adoption:
 def _is_possible(name: str, value: Any) -> bool:
     """Return whether an argument that is kept can keep its value."""
     if name == "strategy":
-        return value in START_METHODS
+        return str(value) in START_METHODS
     return not (name == "accelerator" and isinstance(value, dict)) and not str(value).startswith("transformer")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.private_lightning import show_optimizers
 from fedbc_lightning.module.trainer_names import MISSING, NAMES, STAGES
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
     from fedbc_lightning.module.collector import MetricCollector
+
+
+_meant = cache(did_you_mean)  # because hasattr may ask for the same name in each step
 
 
 class StepsByHand(Protocol):
@@ -121,7 +124,7 @@ class ModuleTrainer:
         self.__dict__["_values"] = {**known, "strategy": ModuleStrategy(self), "current_client": None, **values}
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a name, or raise an error that says which names there are."""
+        """Return the value of a name, or raise an error that says which name is meant."""
         known = NAMES.get(name)
         if known is not None and known.compute is not None:
             return known.compute(self)
@@ -138,9 +141,9 @@ class ModuleTrainer:
             except AttributeError:
                 if name in dir(view):
                     raise
-        why = f" ({MISSING[name]})" if name in MISSING else ""
+        why = MISSING.get(name) or _meant(name, (*NAMES, *dir(view)), "no name is like it")
         raise MissingNameError(
-            f"self.trainer.{name} does not exist in federated training{why}; there is: {', '.join(sorted(NAMES))}."
+            f"self.trainer.{name} does not exist in federated training: {why} (all names: docs/reference/trainer.md)"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

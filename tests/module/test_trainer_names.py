@@ -19,13 +19,14 @@ from fedbc_lightning.partition import IID
 from .test_parity import assert_same, federated, fresh, plain
 
 
-def test_a_name_without_a_meaning_says_what_there_is(tmp_path):
-    """``hasattr`` is False, and the message says what to use and which names there are; the walk reads all others."""
+def test_a_name_without_a_meaning_says_what_is_meant(tmp_path):
+    """``hasattr`` is False, and the message says what to use, or the nearest name; the walk reads all others."""
     messages = []
+    unknown = {"max_epoch": "'max_epochs'?", "curent_round": "'current_round'?", "xyz": "no name is like it"}
 
     class Asking(LitAutoEncoder):
         def on_train_start(self):
-            for name in (*MISSING, "unknown"):
+            for name in (*MISSING, *unknown):
                 assert not hasattr(self.trainer, name)
                 with pytest.raises(AttributeError) as caught:
                     getattr(self.trainer, name)
@@ -34,8 +35,8 @@ def test_a_name_without_a_meaning_says_what_there_is(tmp_path):
                 self.trainer.max_epochs = 3
 
     federated(tmp_path, fresh(Asking), UserData((9, 4), test_size=3))
-    assert all("; there is: accumulate" in message and "\n" not in message for message in messages)
-    assert "(callbacks.RoundCheckpoint writes" in messages[0]
+    for message, said in zip(messages, [*MISSING.values(), *unknown.values()], strict=True):
+        assert message.endswith(f"{said} (all names: docs/reference/trainer.md)")
 
 
 class Stopping(LitAutoEncoder):
