@@ -561,5 +561,6 @@ def check_dataset(dataset: Any, where: str) -> None:
     if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
         raise ConfigurationError(
             f"{where} {type(dataset).__name__}; give a map-style Dataset with __len__ and __getitem__, such as "
-            "TensorDataset(*tensors); batches are made here"
+            "TensorDataset(*tensors); batches are made here. Streams and loaders of your own can be "
+            "the sites of fedbc_lightning.SitesDataModule"
         )

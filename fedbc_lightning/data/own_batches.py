@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from inspect import isfunction
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import WarningCache
@@ -50,18 +52,22 @@ class OwnBatches(Dataset):
         if is_training and combination_mode(combined) == "sequential":
             raise ConfigurationError(f"{where}: a CombinedLoader with mode 'sequential' cannot train, as in Lightning.")
         for loader in combined.flattened:
-            if isinstance(loader, Dataset) or not hasattr(loader, "__iter__"):
+            # Such as a generator; an iterator of the user's class may begin anew in its __iter__
+            is_read_once = isinstance(loader, Iterator) and not isfunction(type(loader).__iter__)
+            is_data = isinstance(loader, (Dataset, str, np.ndarray, torch.Tensor))
+            if is_read_once or is_data or not hasattr(loader, "__iter__"):
                 raise ConfigurationError(
-                    f"{where}: {type(loader).__name__} is no loader of batches; give a DataLoader, or several in a "
-                    "list or dict"
+                    f"{where}: {type(loader).__name__} {'can be read once, so it ' * is_read_once}is no loader of "
+                    "batches; give a DataLoader, or several in a list or dict"
                 )
-        self.parts, self._where, self._given = [combined], where, num_samples
+        self.parts, self._given = [combined], [(where, num_samples)]
 
     @classmethod
     def joined(cls, parts: Sequence[OwnBatches]) -> OwnBatches:
         """Return the data of several clients, one after another."""
-        data = cls([], parts[0]._where, is_training=False)
+        data = cls([], "data", is_training=False)
         data.parts = [combined for part in parts for combined in part.parts]
+        data._given = [given for part in parts for given in part._given]
         data.__dict__["_lengths"] = [lengths for part in parts for lengths in part._lengths]
         return data
 
@@ -88,17 +94,38 @@ class OwnBatches(Dataset):
     @cached_property
     def _lengths(self) -> list[list[tuple[int, int]]]:
         """Number of samples and of batches of each loader of each part."""
-        return [[self._length(loader) for loader in combined.flattened] for combined in self.parts]
+        parts = zip(self.parts, self._given, strict=True)
+        return [[self._length(loader, *given) for loader in combined.flattened] for combined, given in parts]
 
-    def _length(self, loader: Any) -> tuple[int, int]:
+    def check_number(self, part: int, found: int, *, is_last: bool) -> None:
+        """Raise if the batches of an epoch of a stream are not as many as the given number of samples makes.
+
+        Args:
+            part: Number of the part.
+            found: Number of its batches so far.
+            is_last: Whether the epoch is over.
+        """
+        loader, *others = self.parts[part].flattened
+        where, given = self._given[part]
+        if given is None or others or _is_sized(loader) or not getattr(loader, "batch_size", None):
+            return  # the number of batches was not computed from it
+        promised = self._lengths[part][0][1]
+        spare = max(loader.num_workers - 1, 0)  # each worker fills batches of its own, of which the last may be smaller
+        if found > promised + spare or (is_last and found < promised - spare):
+            raise ConfigurationError(
+                f"{where}: data.sizes says {given} samples, which are {promised} batches, but an epoch has "
+                f"{found if is_last else 'more'}; correct it, or leave data.sizes out to have samples counted"
+            )
+
+    def _length(self, loader: Any, where: str, given: int | None) -> tuple[int, int]:
         samples = _num_samples(loader)
         batches = len(loader) if _is_sized(loader) else None
-        samples = self._given if samples is None else samples
+        samples = given if samples is None else samples
         batch_size = getattr(loader, "batch_size", None)
         if batches is None and samples is not None and batch_size:
             batches = num_batches(samples, batch_size, loader.drop_last)
         if samples is None or batches is None:
-            _cache.info(f"{self._where} is read once to count its samples; where it is a stream, give data.sizes.")
+            _cache.info(f"{where} is read once to count its samples; where it is a stream, give data.sizes.")
             with seeding.preserved_globals(torch.device("cpu")):
                 _prepare(loader, 0, None)
                 once = CombinedLoader([loader], "sequential")
@@ -106,7 +133,7 @@ class OwnBatches(Dataset):
                 once.reset()  # or workers that persist would go on with the state of their generators
             samples, batches = sum(sizes), len(sizes)
         if not batches:
-            raise ConfigurationError(f"{self._where}: a loader has no batch")
+            raise ConfigurationError(f"{where}: a loader has no batch")
         return samples, batches
 
 
@@ -123,6 +150,7 @@ class OwnLoader(ClientLoader):
     Attributes:
         first_epoch: Number of epochs in all rounds before this one.
         is_last: Whether the batch that came last is the last one of the epoch.
+        may_go_on: Whether a stream may have more batches than its given size makes, as steps are counted, not epochs.
     """
 
     gathers = gathers_plainly = False
@@ -130,7 +158,7 @@ class OwnLoader(ClientLoader):
     def __init__(self, data: OwnBatches, sampler: EpochSampler | None = None) -> None:
         # The size of a batch without tensors is not known; this is the mean.
         super().__init__(data, -(-len(data) // data.num_batches), sampler)
-        self.data, self.first_epoch, self.is_last = data, 0, False
+        self.data, self.first_epoch, self.is_last, self.may_go_on = data, 0, False, False
 
     def __len__(self) -> int:
         return self.data.num_batches
@@ -152,6 +180,8 @@ class OwnLoader(ClientLoader):
             try:
                 for batch, batch_idx, dataloader_idx in fetcher:
                     self.is_last = fetcher.done and k + 1 == len(self.data.parts)
+                    if fetcher.done or not self.may_go_on:
+                        self.data.check_number(k, batch_idx + 1, is_last=fetcher.done)
                     yield batch, batch_idx, dataloader_idx if has_numbers else None
             finally:
                 fetcher.teardown()  # ends the workers

@@ -71,6 +71,10 @@ class SitesDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(SitesDataModule, locals(), "data")
+        for name, sites in {"train": train, "test": test, "val": val}.items():
+            if not isinstance(sites, (list, tuple, type(None))):
+                kind = type(sites).__name__
+                raise ConfigurationError(f"data.{name}: got {kind}; give a list of the sites, and data.names for names")
         super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
         self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
         self._given = {"train": train, "test": test, "val": val}

@@ -282,6 +282,7 @@ class Workbench:
         if isinstance(loader, OwnLoader):
             per_round = replace(self.local, schedule_rounds=None).limits(len(loader))["max_epochs"]
             loader.first_epoch = (self.round - 1) * per_round
+            loader.may_go_on = self.local.steps is not None
         return loader
 
     def train_loaders(self, clients: Sequence[int]) -> ClientLoaders:

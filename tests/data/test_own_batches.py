@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import pytest
@@ -68,6 +69,11 @@ class BatchStream(Stream):
             yield None if k % 3 == 1 else default_collate([sample, sample])
 
 
+class Endless(Stream):
+    def __iter__(self):
+        return cycle(self.data)
+
+
 class Rolled(Sampler):
     """A sampler of the user's."""
 
@@ -104,7 +110,7 @@ LOADERS: dict[str, Any] = {
     "weighted sampler": lambda: loader(9, shuffle=False, sampler=WeightedRandomSampler([1.0, 2.0, 3.0] * 3, 7)),
     "own sampler": lambda: loader(9, shuffle=False, sampler=Rolled(9)),
     "own batch sampler": lambda: DataLoader(rows(9), batch_sampler=[[0, 1], [2, 3, 4], [8]]),
-    "list of batches": lambda: [rows(3)[:], rows(5)[:]],
+    "batches without a DataLoader": lambda: {"a": rows(3)[:], "b": rows(5)[:]}.values(),
     "list": lambda: [loader(10), loader(5)],
     "dict": lambda: {"a": loader(10), "b": loader(7, batch_size=2)},
     "dict with a stream": lambda: {"a": loader(10), "b": DataLoader(Stream(5), batch_size=2)},
@@ -308,6 +314,13 @@ def test_sizes_of_streams_are_given_or_counted_once(tmp_path):
     assert len(data.partition_hash()) == 64
 
 
+@lightnings_advice
+@pytest.mark.parametrize(("stream", "options"), [(Endless(5), {"local_steps": 4}), (Stream(5), {"local_epochs": 1})])
+def test_steps_may_go_on_and_workers_fill_batches_of_their_own(tmp_path, stream, options):
+    data = SitesDataModule([stream], sizes=[10], batch_size=4, num_workers=2)  # each worker reads all: 4 batches, not 3
+    assert len(federated(tmp_path, data, Certain, **options).seen) == 2 * 4  # steps and their hooks
+
+
 class Ordered(Stream):
     def __iter__(self):
         return iter([self.data[i] for i in range(len(self.data))])
@@ -345,6 +358,14 @@ def test_a_generator_of_a_loader_does_not_go_from_client_to_client(tmp_path):
         (lambda: SitesDataModule([CombinedLoader([loader(4)], "sequential")]), "mode 'sequential' cannot train", {}),
         (lambda: SitesDataModule([[rows(4), rows(5)]]), "TensorDataset is no loader of batches", {}),
         (lambda: SitesDataModule([Stream(4), rows(5)]), "streams, or loaders", {"engine": "vectorized"}),
+        (lambda: SitesDataModule([(b for b in loader(4))]), r"data.train\[0\]: generator can be read once", {}),
+        (lambda: SitesDataModule(["rows.csv"]), "str is no loader of batches", {}),
+        (lambda: SitesDataModule([torch.ones(5, 4)]), "Tensor is no loader of batches", {}),
+        (lambda: PartitionedDataModule(Stream(4), IID(1)), "got Stream; .* fedbc_lightning.SitesDataModule", {}),
+        (lambda: SitesDataModule([Stream(4)], sizes=[99]), r"set\(0\): data.sizes says 99 samples, .* has 1;", {}),
+        (lambda: SitesDataModule([Stream(4)], sizes=[99]), "says 99 .* 4 batches, .* has 1;", {"local_steps": 7}),
+        (lambda: SitesDataModule([Stream(99)], sizes=[4]), "says 4 .* 1 batches, .* has 4;", {"local_steps": 7}),
+        (lambda: SitesDataModule([Endless(4)], sizes=[4]), "says 4 samples, .* has more;", {}),
     ],
 )  # fmt: skip
 def test_what_streams_cannot_give_is_refused_by_name(tmp_path, make, words, options):

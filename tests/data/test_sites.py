@@ -148,6 +148,8 @@ class Moving(Hospital):
         (lambda: SitesDataModule(TRAIN, TEST[:2]), r"data\.test: 2 entries for 3 sites"),
         (lambda: SitesDataModule(TRAIN, names=["a", "b", "a"]), r"data\.names: a name is given twice"),
         (lambda: SitesDataModule(TRAIN, TEST, test_fraction=0.2), r"data\.test_fraction: the sites have data\.test"),
+        (lambda: SitesDataModule({"a": TRAIN[0]}), r"data\.train: got dict; give a list .* data\.names"),
+        (lambda: SitesDataModule(TRAIN, TEST[0]), r"data\.test: got TensorDataset; give a list"),
         (lambda: SitesDataModule([Moving(0)]), "Moving has on_after_batch_transfer, .* define it in the LightningMod"),
         (lambda: SitesDataModule([Hospital(0), Hospital(1, 8)]).setup(), r"train\[1\]: .* its loader has batch_size=8"),
         (lambda: PartitionedDataModule(TRAIN, clients=[0]), "list of data sets; .* fedbc_lightning.SitesDataModule"),
