@@ -444,7 +444,7 @@ class FederatedDataModule(LightningDataModule):
             dataset = self.client_test_dataset(client)
             if dataset is None:
                 return {"test": None}
-            return {"test": self._read(dataset, f"client_test_dataset({client})", "test", client)}
+            return {"test": self._checked_dataset(dataset, f"client_test_dataset({client})", "test", client)}
         train, val = self._cut_validation(client)
         return {"train": train, "val": val}
 
@@ -457,7 +457,7 @@ class FederatedDataModule(LightningDataModule):
             oldest = self._datasets.pop(next(iter(self._datasets)))
             self._kept_bytes -= sum(map(num_bytes, oldest.values()))
 
-    def _read(self, dataset: Any, method: str, split: str, client: int) -> Dataset:
+    def _checked_dataset(self, dataset: Any, method: str, split: str, client: int) -> Dataset:
         """Return what a method of the user's has returned, in the form in which batches are made of it."""
         where = f"data: {type(self).__name__}.{method}"
         if isinstance(dataset, IterableDataset):
@@ -495,7 +495,7 @@ class FederatedDataModule(LightningDataModule):
     def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
         """Split a client's training data into training and validation data."""
         dataset = self.client_train_dataset(client)
-        read = self._read(dataset, f"client_train_dataset({client})", "train", client)
+        read = self._checked_dataset(dataset, f"client_train_dataset({client})", "train", client)
         if not self.val_fraction:
             return read, None
         if isinstance(read, OwnBatches):

@@ -180,7 +180,7 @@ class SitesDataModule(FederatedDataModule):
         made = super()._make_datasets(client, split)
         own = self._site(client).get("val")
         if split != "test" and own is not None:
-            made["val"] = self._read(own, f"val[{client}]", "val", client)
+            made["val"] = self._checked_dataset(own, f"val[{client}]", "val", client)
         return made
 
     def _ask(self, site: LightningDataModule, split: str, where: str, client: int) -> Dataset | None:
