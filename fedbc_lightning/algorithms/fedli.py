@@ -41,8 +41,9 @@ class FedLiLS(FedAvg):
     Departures:
         The default η_s is the paper's; the public code has η_s = 1. Trials see the gradient's batch and random state,
         and do not change buffers. After 100 failed trials the step is 1e-6, and η_prev is the last η that was tried. If
-        ‖g‖ < 1e-8 there is no step; a client without any step does not count in η_s. A trial may exceed its bound by
-        four roundings of the loss, because otherwise η would shrink without end near an optimum in float32.
+        ‖g‖ < 1e-8 there is no step; a client without any step does not count in η_s, and one with a loss that is NaN or
+        infinite has no part in the round. A trial may exceed its bound by four roundings of the loss, because otherwise
+        η would shrink without end near an optimum in float32.
         torchmetrics objects that ``training_step`` updates see the trials, too. The weight decay of torch's SGD is part
         of f_B and g; nothing else of the model's optimizer is used.
 

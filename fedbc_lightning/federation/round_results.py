@@ -101,7 +101,7 @@ def check_records(
     dropped = [record["client"] for record in records if record["status"] != "ok"]
     is_nobody_left = len(dropped) == len(records) and algorithm.buffer_size is None  # else others are in flight
     who = "all clients" if is_nobody_left else f"client {', '.join(map(str, dropped))}"
-    problem = f"round {server.round}: weights, buffers or state of {who} became NaN or infinite"
+    problem = f"round {server.round}: weights, buffers, state or loss of {who} became NaN or infinite"
     if dropped and (algorithm.needs_all_clients or (is_nobody_left and not hides_participants)):
         raise ConfigurationError(
             f"{problem}, so {algorithm} cannot form z; the state of the round before is kept. Lower the learning rate, "

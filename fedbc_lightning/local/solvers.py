@@ -289,7 +289,9 @@ class Armijo(Solver):
             return upload(steps.to(square.dtype), square.device)
 
         step = (self.accepted * self.growth ** (1 / client.num_batches)).clamp(max=self.max_step)
-        taken, left = self.FALLBACK_STEP * searches.double(), searches
+        # A loss that is not finite bounds nothing: w becomes NaN, and the client has no part in the round.
+        is_known = torch.isfinite(loss).cpu()
+        taken, left = torch.where(is_known, self.FALLBACK_STEP * searches.double(), torch.nan), searches & is_known
         roundings = 4 * torch.finfo(loss.dtype).eps * loss.abs().clamp(min=1.0)
         for trial in range(self.MAX_TRIALS):
             # K clients search in lockstep; a client that has found its step keeps it while the others go on.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import warnings
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -279,7 +280,7 @@ class RoundSchedulers:
                 )
 
     def step(self, round: int, metrics: dict[str, float]) -> None:
-        """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
+        """End a round; a scheduler that monitors a metric moves in the rounds in which that is finite."""
         self.check(metrics)
         # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
         # clients. Schedulers warn of an optimizer that has not stepped.
@@ -291,8 +292,8 @@ class RoundSchedulers:
                     continue
                 if not config.reduce_on_plateau:
                     scheduler.step()
-                elif (name := name_in_log(config.monitor or "", metrics)) in metrics:
-                    scheduler.step(metrics[name])
+                elif math.isfinite(value := metrics.get(name_in_log(config.monitor or "", metrics), math.nan)):
+                    scheduler.step(value)  # what one client's NaN or infinite loss made of a mean says nothing
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the schedulers and the learning rates."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,16 @@ def test_a_client_without_a_line_search_does_not_set_the_servers_step(tmp_path):
 
 
 # q-FedAvg
+
+
+@pytest.mark.parametrize("method", [FedLiLS, QFedAvg])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_client_whose_loss_is_no_number_has_no_part(tmp_path, caplog, method, value):
+    """A constant that is not finite leaves its gradients and weights finite."""
+    module = AlteredModule(lambda m, loss, _: loss + value if m.trainer.current_client == 3 else loss)
+    trainer = train(tmp_path, module, method())
+    assert {client for (_, client), status in statuses(trainer).items() if status == "nonfinite"} == {3}
+    assert "buffers, state or loss of client 3 became NaN" in caplog.text
 
 
 def test_qfedavg_refuses_negative_losses_by_name(tmp_path):

@@ -78,6 +78,19 @@ def test_the_rate_of_a_round_is_what_torchs_scheduler_makes_of_the_validation_lo
     assert len(set(found)) > 1
 
 
+def test_a_clients_loss_that_is_no_number_moves_no_rate(tmp_path):
+    class Lost(Plateau):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return functional.cross_entropy(self(x), y) + (torch.nan if self.trainer.current_client else 0.0)
+
+        def configure_optimizers(self):
+            found = super().configure_optimizers()
+            return found | {"lr_scheduler": found["lr_scheduler"] | {"monitor": "train_loss", "interval": "round"}}
+
+    assert run(tmp_path, fresh(Lost), Validated()).federation.schedule.learning_rates == [0.5]
+
+
 def test_it_trains_in_the_vectorized_engine_too(tmp_path):
     """No scheduler is left inside clients; the rates of the rounds are those of the sequential engine."""
 

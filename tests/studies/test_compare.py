@@ -149,7 +149,7 @@ def test_failures_are_told_and_stop_nothing(project, compare):
     assert "metrics: no run logs 'f1/val_global'; there is: " in said
     write(project, "bad.yaml", **given, tuning=tuning, overrides={"trainer.local_epochs": 5})
     said = compare("bad.yaml", status=1)
-    error = "round 1: weights, buffers or state of all clients became NaN"
+    error = "round 1: weights, buffers, state or loss of all clients became NaN"
     for title in ("tuned / lr=3e+38 / seed 0", "bad / seed 0"):
         assert said.count(f"failed: all / {title}: {error}") == 1  # at once
     assert said.count(f"failed: all / tuned / lr=3e+38 / seed 0 and 2 more: {error}") == 1  # at the end
