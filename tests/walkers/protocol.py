@@ -350,8 +350,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--all-lines", action="store_true")
     options = parser.parse_args(words)
     part, parts = map(int, options.part.split("/"))
-    for name in ("lightning.pytorch", "lightning.fabric", "fedbc_lightning"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     counts, seen, status = Counter[str](), set[tuple[str, str]](), 0
     with tempfile.TemporaryDirectory() as root:
@@ -379,4 +377,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    for name in ("lightning.pytorch", "lightning.fabric", "fedbc_lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(main())

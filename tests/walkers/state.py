@@ -259,8 +259,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--all-lines", action="store_true", help="print every case")
     options = parser.parse_args(words)
     warnings.simplefilter("ignore")
-    for name in ("lightning", "lightning.pytorch", "fedbc_lightning"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     part, num_parts = map(int, options.part.split("/"))
     counts: Counter[str] = Counter()
     for case in all_cases():
@@ -276,4 +274,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    for name in ("lightning", "lightning.pytorch", "fedbc_lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(main())
