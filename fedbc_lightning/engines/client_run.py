@@ -138,13 +138,16 @@ class ClientRun(ABC):
         self.collector = self.user.start_collecting()
         if informs_module or not self.loader.gathers_plainly:
             self.inform_module()
-        passed = {"epochs": self.first_epoch, "steps": self.before.steps}
-        self.optimizer.reset(asked.lr_scale, **passed)
-        if client not in cohort.started:
-            cohort.started.add(client)
+        passed: dict[str, Any] = {"epochs": self.first_epoch, "steps": self.before.steps}
+        self.optimizer.reset(asked.lr_scale, own=cohort.set_for.get(client), **passed)
+        if client in cohort.started or not self.hooks.listens("on_client_start"):
+            return
+        cohort.started.add(client)
+        with self.optimizer.taking_own("on_client_start") as own:
             self.hooks.call("on_client_start", client)
-            if bench.has_hooks and self.hooks.listens("on_client_start") and self.optimizer.renew("on_client_start"):
-                self.optimizer.reset(asked.lr_scale, **passed)
+        if own:
+            cohort.set_for[client] = own
+            self.optimizer.reset(asked.lr_scale, own=own, **passed)
 
     def inform_module(self) -> None:
         """Put the module into training mode, and let ``self.trainer`` show it which client it trains.

@@ -103,7 +103,7 @@ class Workbench:
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
         shows_gradients: Whether a hook or the module may look at a step's gradients.
-        has_hooks: Whether a hook of the user's may change what ``configure_optimizers`` reads.
+        has_hooks: Whether the module or a callback has hooks.
         has_client_hooks: Whether the module or a callback is called for each client or step.
     """
 
@@ -214,8 +214,6 @@ class Workbench:
         self.round, self.grad_scale = round, grad_scale
         self.recorder.start_round(round)
         self.optimizer.learning_rates = learning_rates
-        if self.has_hooks:
-            self.optimizer.renew()
 
     # what a step consists of
 

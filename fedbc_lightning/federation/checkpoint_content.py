@@ -13,6 +13,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.module.client_optimizers import Changes
 from fedbc_lightning.state import checkpoint
 
 
@@ -39,7 +40,8 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
 
 def set_by_hooks(federation: Federation) -> dict[str, Any]:
     """Return what hooks of the run and of rounds have set for all clients beside the model; see :func:`put_back`."""
-    return {"options": federation.bench.optimizer.written, "evaluating": federation.user.evaluating}
+    written = federation.bench.optimizer.written
+    return {"options": written.options, "schedulers": written.schedulers, "evaluating": federation.user.evaluating}
 
 
 def module_state_of(
@@ -147,7 +149,7 @@ def load_state(
 def put_back(federation: Federation, found: dict[str, Any]) -> None:
     """Let clients begin with the options and modes that hooks had set, as :func:`set_by_hooks` returned them."""
     if found:
-        federation.bench.optimizer.written = copy.deepcopy(found["options"])
+        federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found.get("schedulers", [])))
         federation.user.evaluating = found["evaluating"]
 
 

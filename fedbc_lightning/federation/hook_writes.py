@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from lightning.fabric import Fabric
@@ -92,7 +92,8 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
 @contextmanager
 def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
     """Let every client begin with the modes and the optimizer's options that hooks inside this context leave."""
-    with federation.user.taking_modes(), federation.bench.optimizer.taking_writes(hook):
+    optimizer = federation.bench.optimizer
+    with federation.user.taking_modes(), optimizer.taking_writes(hook) if hook else nullcontext():
         yield
 
 

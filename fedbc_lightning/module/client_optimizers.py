@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -24,6 +25,7 @@ from torch.optim import SGD, Optimizer
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_torch import listens_to_steps
+from fedbc_lightning.core.seeding import seed_globals
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure
@@ -38,6 +40,36 @@ ELEMENTWISE = frozenset({
 
 PLAIN = frozenset({float, int})
 _settings = itemgetter("params", "foreach", "fused", "differentiable", "lr", "momentum", "dampening", "weight_decay")
+
+
+class Changes(NamedTuple):
+    """What hooks have set in the optimizers' groups and schedulers; a list is empty where nothing was set.
+
+    Attributes:
+        options: Options of each group.
+        schedulers: Values in the ``state_dict`` of each scheduler.
+    """
+
+    options: list[dict[str, Any]]
+    schedulers: list[dict[str, Any]]
+
+    def __bool__(self) -> bool:
+        return any(map(any, self))
+
+    def add(self, others: Changes) -> None:
+        """Take later changes."""
+        for mine, theirs in zip(self, copy.deepcopy(others), strict=True) if others else ():
+            mine.extend({} for _ in theirs[len(mine) :])
+            for known, new in zip(mine, theirs, strict=False):
+                known |= new
+
+    def write(self, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> None:
+        """Write them into groups and schedulers."""
+        for group, options in zip(groups, self.options, strict=False):
+            group.update(options)
+        for config, values in zip(configs, self.schedulers, strict=False):
+            if values:
+                config.scheduler.load_state_dict(copy.deepcopy(config.scheduler.state_dict() | values))
 
 
 class LocalOptimizer:
@@ -55,7 +87,7 @@ class LocalOptimizer:
         optimizers: The optimizers, of which automatic optimization has one, the ``optimizer``.
         has_schedulers: Whether there are schedulers, returned or stepped by the module itself.
         learning_rates: The learning rate of each group in the current round, if the server has schedulers.
-        written: Options of each group that hooks of the run and of rounds wrote: every client begins with them.
+        written: What hooks of the run and of rounds set: every client begins with it.
     """
 
     def __init__(
@@ -69,7 +101,8 @@ class LocalOptimizer:
         self.by_hand = not user.module.automatic_optimization
         self.is_flat = type(configured.optimizers[0]) in ELEMENTWISE and not own and not self.by_hand
         self.learning_rates: list[float] | None = None
-        self.written: list[dict[str, Any]] = [{} for _ in configured.groups]
+        self.written = Changes([], [])
+        self._attributes: list[tuple[dict[str, Any], str, Any]] = []  # of the module, as a client's hook found them
         self._fast_forward = FastForward()
         self._take(configured)
         self._facts = self._look()
@@ -130,13 +163,14 @@ class LocalOptimizer:
         for leaf, grad in self._leaves:
             leaf.grad = grad if is_there else None
 
-    def reset(self, lr_scale: float = 1.0, *, epochs: int = 0, steps: int = 0) -> None:
+    def reset(self, lr_scale: float = 1.0, *, epochs: int = 0, steps: int = 0, own: Changes | None = None) -> None:
         """Reset optimizer and schedulers for the next client.
 
         Args:
             lr_scale: Factor by which the client's learning rates are multiplied.
             epochs: Number of epochs of earlier rounds, for schedulers of interval ``epoch``.
             steps: Number of steps of earlier rounds, for schedulers of interval ``step``.
+            own: What the client's own hooks set, from :meth:`taking_own`.
         """
         # A new optimizer for each client would cost more than the steps of a small model, so one is reset in place.
         if self.is_made_anew:
@@ -147,10 +181,12 @@ class LocalOptimizer:
             self.optimizer.state.clear()
             self._fresh.load(self.optimizer.param_groups, self._all_schedulers)
             self.optimizer.state.update(initial_state(self.optimizer))
-        self._write_options(self.configured.groups)
+        for changes in (self.written, own or Changes([], [])):
+            changes.write(self.configured.groups, self._all_schedulers)
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
-            self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
+            moving = FastForward() if own else self._fast_forward
+            moving.move(self.optimizer, self.schedulers, count, self._made_from())
         if self.learning_rates is not None:
             for group, lr in zip(self.configured.groups, self.learning_rates, strict=True):
                 group["lr"] = lr
@@ -161,11 +197,7 @@ class LocalOptimizer:
     def load_options(self, groups: Sequence[dict[str, Any]]) -> None:
         """Give the same groups of another optimizer the options with which each client begins."""
         self._made.load(groups, ())
-        self._write_options(groups)
-
-    def _write_options(self, groups: Sequence[dict[str, Any]]) -> None:
-        for group, written in zip(groups, self.written, strict=True):
-            group.update(written)
+        self.written.write(groups, ())
 
     @contextmanager
     def taking_writes(self, hook: str) -> Iterator[None]:
@@ -178,69 +210,101 @@ class LocalOptimizer:
             ConfigurationError: The hook changed what methods and engines were set up for, or a learning rate that
                 belongs to the server's schedulers.
         """
+        self._put_attributes_back()
         self.reset()
+        made = self._now_made(hook)
         before = ScheduleState.read(self.configured.groups, ()).groups
         yield
         self.check(hook)
-        for group, was, written in zip(self.configured.groups, before, self.written, strict=True):
-            changed = {name: value for name, value in group.items() if name != "params" and value != was.get(name)}
-            if changed:
-                self._fast_forward = FastForward()  # its states were moved from other rates
-            self._check_rates(hook, changed)
-            written |= copy.deepcopy(changed)
-        self.renew(hook)
+        in_groups = Changes(_changes(before, ScheduleState.read(self.configured.groups, ()).groups), [])
+        by_attributes = self._made_else(hook, made)
+        for found in (in_groups, by_attributes):
+            self._check_rates(hook, found)
+            self.written.add(found)
+        if in_groups or by_attributes:
+            self._fast_forward = FastForward()  # its states were moved from other rates
+            by_attributes.write(self.configured.groups, self._all_schedulers)
+            self.check(hook)
 
-    def renew(self, hooks: str = "a hook") -> bool:
-        """Call ``configure_optimizers`` again, since hooks may have changed what it reads, and take what is new.
+    @contextmanager
+    def taking_own(self, hook: str) -> Iterator[Changes]:
+        """Find what a hook of one client sets for it by attributes that ``configure_optimizers`` reads.
+
+        The attributes are put back before the next such hook, as no other client may find them.
 
         Args:
-            hooks: The hooks that were called since it was called last, for messages.
+            hook: Name of the hook, for messages.
 
-        Returns:
-            Whether it returns something else than before.
+        Yields:
+            What :meth:`reset` takes for this client; it is filled when the hook has ended.
+        """
+        self._put_attributes_back()
+        own, made = Changes([], []), self._now_made(hook)
+        holders = [vars(self._user.module), vars(self._user.module).get("_hparams", {})]
+        before = [dict(holder) for holder in holders]
+        yield own
+        found = self._made_else(hook, made)
+        if not found:
+            return
+        self._check_rates(hook, found)
+        own.add(found)
+        now = self._now_made(hook)
+        for holder, were in zip(holders, before, strict=True):
+            for name in [name for name, was in were.items() if name in holder and holder[name] is not was]:
+                value, holder[name] = holder[name], were[name]
+                if self._now_made(hook) != now:
+                    self._attributes.append((holder, name, were[name]))
+                holder[name] = value
 
-        Raises:
-            ConfigurationError: See :meth:`taking_writes`.
+    def _put_attributes_back(self) -> None:
+        while self._attributes:
+            holder, name, value = self._attributes.pop()
+            holder[name] = value
+
+    def _made_else(self, hook: str, before: ScheduleState | None) -> Changes:
+        """Return what ``configure_optimizers`` makes otherwise than before a hook."""
+        if before is None or (now := self._now_made(hook)) is None:
+            return Changes([], [])
+        return Changes(_changes(before.groups, now.groups), _changes(before.schedulers, now.schedulers))
+
+    def _now_made(self, hook: str) -> ScheduleState | None:
+        """Return what ``configure_optimizers`` makes now, and leave no other trace; None if it is called for each.
+
+        Only what differs before and after a hook counts: what clients' code did to attributes is in both.
         """
         if self.is_made_anew:
-            return False
-        before, parts, configured = self._made, self.configured.parts, configure(self._user)
-        is_kept = configured.state.holds([*parts, *kept_by(self._user.module)])
-        is_same = ScheduleState.read(configured.groups, configured.schedulers) == before
-        if not is_same or is_kept:
-            for new, old in zip(configured.optimizers, self.optimizers, strict=False):
-                vars(new).update({k: v for k, v in vars(old).items() if k.endswith("_hooks") and not vars(new).get(k)})
-            self._take(configured)
-        if is_same:
-            return False
-        self._fast_forward = FastForward()
-        self.check(hooks)
-        for made, was, written in zip(self._made.groups, before.groups, self.written, strict=True):
-            changed = {name: value for name, value in made.items() if value != was.get(name)}
-            self._check_rates(hooks, changed)
-            for name in changed:
-                written.pop(name, None)
-        return True
+            return None
+        user, attributes, returned = self._user, vars(self._user.module), self._user.returned
+        parts = {id(each): each for each in (*kept_by(user.module), *self.configured.parts)}
+        before, kept = dict(attributes), KeptState(parts.values(), user.module)
+        with isolate_rng():
+            seed_globals(0, user.device)  # what draws numbers makes the same before and after
+            configured = configure(user)
+        self.check(hook, configured)
+        schedulers = [*configured.schedulers, *map(LRSchedulerConfig, configured.kept_schedulers)]
+        made = ScheduleState.read(configured.groups, schedulers)
+        attributes.clear()
+        attributes.update(before)
+        kept.restore()
+        user.returned = returned
+        return made
 
     def _look(self) -> tuple[Any, ...]:
         """Return what methods and engines rely on."""
-        groups = self.configured.groups
-        return (
-            list(map(type, self.optimizers)), [sum(p.numel() for p in group["params"]) for group in groups],
-            self.sgd_momentum, self.is_plain_sgd, [type(config.scheduler) for config in self.schedulers],
-        )  # fmt: skip
+        sizes = [sum(p.numel() for p in group["params"]) for group in self.configured.groups]
+        return _kinds(self.configured), sizes, self.sgd_momentum, self.is_plain_sgd
 
-    def check(self, hook: str) -> None:
+    def check(self, hook: str, made: Configured | None = None) -> None:
         """Raise if the optimizer is another one than that for which methods and engines were set up."""
-        if self._look() != self._facts:
+        if _kinds(made or self.configured) != self._facts[0] or (not made and self._look() != self._facts):
             raise ConfigurationError(
                 f"model: {hook} changed the optimizer's class, groups, schedulers or SGD's momentum or weight decay, "
                 "for which the method was set up; write them in configure_optimizers. Hooks may change learning rates "
                 "and the other options of its groups."
             )
 
-    def _check_rates(self, hook: str, changed: dict[str, Any]) -> None:
-        if "lr" in changed and self.learning_rates is not None:
+    def _check_rates(self, hook: str, changes: Changes) -> None:
+        if self.learning_rates is not None and any("lr" in options for options in changes.options):
             raise ConfigurationError(
                 f"model: {hook} set a learning rate, but those of the clients are the server's scheduler's (interval "
                 "'round', or one that monitors what evaluation logs); leave out one of the two."
@@ -264,7 +328,7 @@ class LocalOptimizer:
         self.has_schedulers = bool(self._all_schedulers)
         self.is_made_anew = bool(configured.reads)
         if not self.is_made_anew:  # else they are made once more for each client
-            self._made = ScheduleState.read(configured.groups, self.schedulers)
+            self._made = ScheduleState.read(configured.groups, ())
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare
@@ -319,6 +383,19 @@ class LocalOptimizer:
                     f"model: a scheduler monitors '{config.monitor}', which training did not log; there is: "
                     f"{', '.join(sorted(metrics))}. If validation logs it, let its name begin with val_."
                 )
+
+
+def _kinds(configured: Configured) -> tuple[Any, ...]:
+    """Return the classes of optimizers and schedulers, and the number of groups."""
+    schedulers = [type(config.scheduler) for config in configured.schedulers]
+    return list(map(type, configured.optimizers)), len(configured.groups), schedulers
+
+
+def _changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in now.items() if value != was.get(name)}
+        for was, now in zip(before, after, strict=True)
+    ]
 
 
 def initial_state(optimizer: Optimizer) -> dict[Any, Any]:

@@ -88,7 +88,8 @@ class Cohort:
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
         local: The shortened local training of these clients if they are stragglers; None for the trainer's.
-        started: The clients whose training has begun in this round.
+        started: The clients for which ``on_client_start`` was called in this round.
+        set_for: What ``on_client_start`` set in the optimizer of single clients, by client.
         taken_before: The epochs and steps of each client in earlier rounds, at which its local schedules continue; None
             if the schedules begin anew in every round.
         taken_after: The epochs and steps of each client including this round's; empty before local training, and if
@@ -104,8 +105,8 @@ class Cohort:
     # a server part reads is a message. So Python refuses any other name at the very line that sets it.
     __slots__ = (
         "_device", "_num_samples", "_staged", "_state", "_store", "buffers", "counters", "gradient_mean", "ids", "kept",
-        "local", "losses", "messages", "positions", "records", "start", "start_buffers", "start_counters", "start_kept",
-        "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
+        "local", "losses", "messages", "positions", "records", "set_for", "start", "start_buffers",
+        "start_counters", "start_kept", "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
     )  # fmt: skip
 
     def __init__(self, ids: list[int], positions: list[int], num_samples: list[int], store: ClientStore,
@@ -123,6 +124,7 @@ class Cohort:
         self.start_kept: Tensor | None = None
         self.local: LocalTraining | None = None
         self.started: set[int] = set()
+        self.set_for: dict[int, Any] = {}
         self.taken_before: list[Taken] | None = None
         self.taken_after: list[Taken] = []
         self.messages: dict[str, Tensor] = {}

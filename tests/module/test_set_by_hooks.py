@@ -169,33 +169,82 @@ class Decaying(Program):
 def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path):
     whole = fresh(Decaying)
     trainer = federated(tmp_path / "whole", whole, [], "sequential", 3)
-    options = trainer.federation.bench.optimizer.optimizer.param_groups[0]
-    assert (options["lr"], options["weight_decay"]) == (0.2 * DECAY**3, 0.1 * DECAY**3)
+    written = trainer.federation.bench.optimizer.written.options
+    assert written == [{"lr": 0.2 * DECAY**3, "weight_decay": 0.1 * DECAY**3}]
     for rounds in (2, 3):
         module = fresh(Decaying)
         federated(tmp_path / "parts", module, [], "sequential", rounds, "last")
     torch.testing.assert_close(list(module.parameters()), list(whole.parameters()), rtol=0.0, atol=0.0)
 
 
-class OwnRates(Program):
-    """Each client has a rate of its own."""
+class Told(Program):
+    """Writes down the rate with which each client begins."""
 
-    def on_client_start(self, client):
-        self.lr = 0.1 * DECAY**client
+    def __init__(self):
+        super().__init__()
+        self.rates = {}
+
+    def training_step(self, batch, batch_idx):
+        where = (self.trainer.current_round, self.trainer.current_client)
+        self.rates.setdefault(where, groups(self)[0]["lr"])
+        return super().training_step(batch, batch_idx)
 
 
-def test_what_a_client_hook_sets_is_in_force_for_that_client(tmp_path):
-    trained = []
-    for client in (0, 1):
-        module = fresh(Program)
-        module.lr = 0.1 * DECAY**client
-        plain(tmp_path, module, UserData((16,)), max_epochs=2)
-        trained.append([parameter.detach() for parameter in module.parameters()])
-    model = fresh(OwnRates)
-    trainer = FederatedTrainer(**QUIET, max_rounds=1, local_epochs=2, default_root_dir=tmp_path, seed=0)
-    trainer.fit(model, SameData((16, 16)), FedAvg())
-    mean = [(one + other) / 2 for one, other in zip(*trained, strict=True)]
-    torch.testing.assert_close(list(model.parameters()), mean, rtol=1e-6, atol=1e-6)
+class Counting(Told):
+    """Keeps its optimizer, and makes another one in each call, with a rate that is drawn."""
+
+    def configure_optimizers(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        self.kept = torch.optim.SGD(self.parameters(), 0.1 * float(torch.rand(())) / self.calls)
+        return self.kept
+
+
+class Scheduled(Told):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 100)]
+
+
+def in_training(module, *args):
+    module.lr *= 0.9
+
+
+# Hooks that set the rate, and the rate with which each client begins
+PROGRAMS = {
+    "in training": ({"on_train_batch_start": in_training, "on_client_end": in_training}, lambda round, client: 0.1),
+    "for one client": (
+        {"on_client_start": lambda module, client: client or setattr(module, "lr", 0.01)},
+        lambda _, client: 0.1 if client else 0.01,
+    ),
+    "for clients": (
+        {"on_client_start": lambda module, client: setattr(module, "lr", 0.1 / (2 + client // 2))},
+        lambda _, client: 0.1 / (2 + client // 2),
+    ),
+    "for rounds": (
+        {"on_round_start": lambda m: SETTINGS["attribute"](m, m.trainer.current_round), "on_client_end": in_training},
+        lambda round, client: 0.1 * DECAY**round,
+    ),
+}
+
+
+@pytest.mark.parametrize("base", [Told, Scheduled])
+@pytest.mark.parametrize("which", PROGRAMS)
+def test_attributes_that_clients_change_reach_no_other_client(which, base):
+    hooks, rate = PROGRAMS[which]
+    module = fresh(type("Hooked", (base,), hooks))
+    FederatedTrainer(**QUIET, max_rounds=2, local_epochs=1, seed=0).fit(module, SameData((16,) * 3), FedAvg())
+    assert module.rates == {(r, client): pytest.approx(rate(r, client)) for r in (1, 2) for client in range(3)}
+
+
+def test_hooks_that_do_nothing_leave_the_optimizer_as_it_was_made():
+    names = ("on_round_start", "on_client_start", "on_train_batch_end", "on_train_start")
+    rates = []
+    for callbacks in ([], [type("Nothing", (Callback,), dict.fromkeys(names, lambda *args: None))()]):
+        module = fresh(Counting)
+        trainer = FederatedTrainer(**QUIET, max_rounds=ROUNDS, local_epochs=1, seed=0, callbacks=callbacks)
+        trainer.fit(module, SameData((16, 16, 16)), FedAvg())
+        rates.append(module.rates)
+    assert rates[0] == rates[1]
 
 
 class OfRounds(Program):
