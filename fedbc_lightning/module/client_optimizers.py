@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -102,7 +102,7 @@ class LocalOptimizer:
         self.is_flat = type(configured.optimizers[0]) in ELEMENTWISE and not own and not self.by_hand
         self.learning_rates: list[float] | None = None
         self.written = Changes([], [])
-        self._attributes: list[tuple[dict[str, Any], str, Any]] = []  # of the module, as a client's hook found them
+        self._attributes: list[tuple[MutableMapping[str, Any], str, Any]] = []  # of the module, as a client's hook found them
         self._fast_forward = FastForward()
         self._take(configured)
         self._facts = self._look()
@@ -240,7 +240,7 @@ class LocalOptimizer:
         """
         self._put_attributes_back()
         own, made = Changes([], []), self._now_made(hook)
-        holders = [vars(self._user.module), vars(self._user.module).get("_hparams", {})]
+        holders = [vars(self._user.module), self._user.module.hparams]
         before = [dict(holder) for holder in holders]
         yield own
         found = self._made_else(hook, made)
