@@ -102,7 +102,8 @@ class LocalOptimizer:
         self.is_flat = type(configured.optimizers[0]) in ELEMENTWISE and not own and not self.by_hand
         self.learning_rates: list[float] | None = None
         self.written = Changes([], [])
-        self._attributes: list[tuple[MutableMapping[str, Any], str, Any]] = []  # of the module, as a client's hook found them
+        # The module's attributes, as a client's hook found them
+        self._attributes: list[tuple[MutableMapping[str, Any], str, Any]] = []
         self._fast_forward = FastForward()
         self._take(configured)
         self._facts = self._look()
