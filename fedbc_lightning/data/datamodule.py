@@ -475,9 +475,13 @@ class FederatedDataModule(LightningDataModule):
         is_training = split == "train"
         size = self.batch_size if is_training else self.eval_batch_size
         options = {"collate_fn": stack, "drop_last": is_training and self.drop_last, **self.loader_options}
-        known = self.stream_sizes[client] if self.stream_sizes and is_training and client is not None else None
-        loader: Any = DataLoader(dataset, batch_size=size, **options)
-        return OwnBatches(loader, where, is_training=is_training, num_samples=known)
+        return self._batches_of(DataLoader(dataset, batch_size=size, **options), split, where, client)
+
+    def _batches_of(self, loaders: Any, split: str, where: str, client: int | None) -> OwnBatches:
+        """Return the batches that loaders make; the size of a client's training stream may be known."""
+        sizes, is_training = self.stream_sizes, split == "train"
+        known = sizes[client] if sizes is not None and is_training and client is not None else None
+        return OwnBatches(loaders, where, is_training=is_training, num_samples=known)
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """Convert a data set to the in-memory form, if it has one."""

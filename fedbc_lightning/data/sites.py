@@ -15,7 +15,6 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule, check_dataset
 from fedbc_lightning.data.datasets import labels_of, num_items, take
-from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.data.splits import train_test_split
 from fedbc_lightning.data.wrapper import loader_options, only_loader, plain_dataset
 
@@ -199,8 +198,7 @@ class SitesDataModule(FederatedDataModule):
             return None
         dataset = plain_dataset(loader, is_training=is_training)
         if dataset is None:
-            known = None if self.stream_sizes is None or not is_training else self.stream_sizes[client]
-            return OwnBatches(loader, where, is_training=is_training, num_samples=known)
+            return self._batches_of(loader, split, where, client)
         self._agree(loader, where, is_training=is_training)
         return dataset
 

@@ -149,7 +149,7 @@ def load_state(
 def put_back(federation: Federation, found: dict[str, Any]) -> None:
     """Let clients begin with the options and modes that hooks had set, as :func:`set_by_hooks` returned them."""
     if found:
-        federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found.get("schedulers", [])))
+        federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found["schedulers"]))
         federation.user.evaluating = found["evaluating"]
 
 

@@ -22,6 +22,7 @@ from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.kept_optimizers import kept_by
+from fedbc_lightning.state.layout import is_same
 
 # Attributes that torch and Lightning give to every module, which are neither compared nor copied
 OWN = frozenset({*vars(LightningModule()), *vars(LightningDataModule()), "log", "clip_gradients"})
@@ -96,7 +97,7 @@ def _trained(federation: Federation, client: int) -> dict[str, Any]:
 
 def _is_same(here: Any, there: Any) -> bool:
     if isinstance(here, Tensor) and isinstance(there, Tensor):
-        return bool(((here == there) | (here.isnan() & there.isnan())).all())
+        return is_same(here, there)
     both_nan = all(isinstance(value, float) and math.isnan(value) for value in (here, there))
     return bool(both_nan or here == there)
 

@@ -38,7 +38,7 @@ class Gan(LightningModule):
         ]
 
     def losses(self, x):
-        """Of the generator, and as a function, because the generator has moved by then, of the discriminator."""
+        """Yield the generator's loss, then the discriminator's, which is computed after the generator has moved."""
         noise, one = x[:, :2], torch.ones(len(x), 1)
         bce = functional.binary_cross_entropy_with_logits
         yield bce(self.discriminator(self.generator(noise)), one)

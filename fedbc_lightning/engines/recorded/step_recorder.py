@@ -159,7 +159,7 @@ class StepRecorder:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
         modes = self._user.modes
-        if step != self._step or modes != self._modes or (self._found and has_hooks(self._module)):
+        if step != self._step or modes != self._modes or (self._found and has_torch_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
         self._step, self._modes = step, modes
@@ -322,7 +322,7 @@ class StepRecorder:
         Raises:
             NotRecordableError: torch's hooks are registered on layers or parameters, or a Metric was updated.
         """
-        if has_hooks(self._module):
+        if has_torch_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
@@ -387,7 +387,7 @@ def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()
 
 
-def has_hooks(module: nn.Module) -> bool:
+def has_torch_hooks(module: nn.Module) -> bool:
     """Return whether torch's hooks are registered on a module's layers or parameters."""
     has_own = any(getattr(child, name) for child in module.modules() for name in CALL_HOOKS)
     return has_own or any(map(is_hooked, module.parameters()))

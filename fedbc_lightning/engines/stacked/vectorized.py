@@ -12,7 +12,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.local_step import Training
-from fedbc_lightning.engines.recorded.step_recorder import has_hooks
+from fedbc_lightning.engines.recorded.step_recorder import has_torch_hooks
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_run import CohortOptimizerRun, CohortSolverRun
 from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation, StackedBench
@@ -149,7 +149,7 @@ def _problems(bench: Workbench) -> list[str]:
         "streams, or loaders of the user's own, which draw what only one client at a time may": (
             bench.datamodule.has_own_batches
         ),
-        "hooks on its layers or parameters": has_hooks(user.module),
+        "hooks on its layers or parameters": has_torch_hooks(user.module),
         "hooks on the steps of its optimizer": optimizer.has_step_hooks,
     }
     return [problem for problem, is_there in problems.items() if is_there]
