@@ -123,7 +123,7 @@ class ClientRun(ABC):
         self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.is_module_informed = False
-        self.layout.thaw()
+        self.layout.put_frozen_back()
         seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
         buffers, kept = cohort.start_buffers, cohort.start_kept
         bench.load(
@@ -201,7 +201,8 @@ class ClientRun(ABC):
             self.hooks.call("on_train_epoch_end")
             if self.is_epoch_over or self.collector.num_batches >= self.num_batches:  # not in an epoch that was stopped
                 self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
-            self.layout.check_trainable(is_in_client=self.asked.solver is None)
+            where = f"a hook or step of client {self.client} in round {self.bench.round}, epoch {self.current_epoch},"
+            self.layout.check_trainable(where, is_in_client=self.asked.solver is None)
         self.collector.end_epoch()
 
     def start_batch(self, batch: Any, batch_idx: int) -> int:
@@ -268,7 +269,7 @@ class ClientRun(ABC):
             )
         if is_last:
             self.hooks.call("on_client_end", self.client)
-        self.layout.thaw()
+        self.layout.put_frozen_back()
         layout, row = self.layout, self.bench.row
         if changed := layout.changed_forms():
             raise WrittenParametersError(changed)

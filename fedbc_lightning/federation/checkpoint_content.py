@@ -41,7 +41,10 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
 def set_by_hooks(federation: Federation) -> dict[str, Any]:
     """Return what hooks of the run and of rounds have set for all clients beside the model; see :func:`put_back`."""
     written = federation.bench.optimizer.written
-    return {"options": written.options, "schedulers": written.schedulers, "evaluating": federation.user.evaluating}
+    return {
+        "options": written.options, "schedulers": written.schedulers, "evaluating": federation.user.evaluating,
+        "frozen": federation.layout.frozen_by_hooks,
+    }  # fmt: skip
 
 
 def module_state_of(
@@ -147,10 +150,12 @@ def load_state(
 
 
 def put_back(federation: Federation, found: dict[str, Any]) -> None:
-    """Let clients begin with the options and modes that hooks had set, as :func:`set_by_hooks` returned them."""
+    """Let clients begin with what hooks had set, as :func:`set_by_hooks` returned it."""
     if found:
         federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found["schedulers"]))
         federation.user.evaluating = found["evaluating"]
+        federation.layout.frozen_by_hooks = found.get("frozen", [])
+        federation.layout.put_frozen_back()
 
 
 def adopt(federation: Federation, other: Federation) -> None:

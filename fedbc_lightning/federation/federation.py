@@ -328,7 +328,7 @@ class Federation:
             self.user.shim.reads.clear()
         self.engine.start_round()
         try:
-            self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
+            self.layout.check_trainable(f"a hook before round {server.round}")
             for positions in self.engine.group(share, steps, alone):
                 cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
                 records += zip(positions, cohort.records, strict=True)
@@ -397,6 +397,7 @@ class Federation:
 
     def rollback(self) -> None:
         """Forget the staged state."""
+        self.layout.put_frozen_back()
         self.user.best_metrics.rollback()
         self.server.rollback()
         self.clients.rollback()

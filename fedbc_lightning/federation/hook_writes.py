@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
@@ -33,7 +34,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         is_resumed: Whether the run continues from a checkpoint.
 
     Raises:
-        ConfigurationError: A hook added or replaced parameters instead of writing into them, or froze or thawed some.
+        ConfigurationError: A hook added or replaced parameters instead of writing into them, or thawed some.
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
     heard = [name for name in START_HOOKS if federation.user.hooks.listens(name)]
@@ -65,7 +66,6 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         federation.make_state(Weights(*_of_process_0(fabric, after)))
         federation.load_global()
     layout.frozen.mark()
-    layout.check_trainable()
     layout.check_finite()
 
 
@@ -91,10 +91,24 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
 
 @contextmanager
 def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
-    """Let every client begin with the modes and the optimizer's options that hooks inside this context leave."""
-    optimizer = federation.bench.optimizer
+    """Let clients begin with the modes, frozen layers and options of the optimizer that hooks in this context leave."""
+    optimizer, layout = federation.bench.optimizer, federation.layout
+    layout.put_frozen_back()
     with federation.user.taking_modes(), optimizer.taking_writes(hook) if hook else nullcontext():
         yield
+    layout.check_thawed(hook)
+    layout.keep_frozen()
+    if layout.frozen_by_hooks:
+        _check_frozen(federation, hook, layout.frozen_by_hooks[0])
+
+
+def _check_frozen(federation: Federation, hook: str, name: str) -> None:
+    """Raise if something else than gradients would move a layer that a hook has frozen, else say what it costs."""
+    what, elsewhere = f"model: {hook} froze '{name}'", "freeze it in __init__, setup or configure_model"
+    if federation.engine.has_solver or federation.channel.parts:
+        why = "the method takes steps of its own" if federation.engine.has_solver else "the channel changes messages"
+        raise ConfigurationError(f"{what}, which is exchanged all the same, and {why}, also there; {elsewhere}.")
+    federation.bench.say(f"{what}, which is exchanged all the same, as it may thaw. If it never does, {elsewhere}.")
 
 
 @contextmanager

@@ -110,7 +110,8 @@ class RoundLoop:
         # Hooks may draw from the global generators; with a seed of its own for each round a resumed run draws the same.
         seed_globals(derive(run.seed, "round", round), run.user.device)
         if round > 1:
-            federation.layout.check_trainable()  # what a hook wrote between the rounds would be no client's
+            # What a hook wrote between the rounds would be no client's.
+            federation.layout.check_trainable(f"a hook before round {round}")
         with kept_from_round_hooks(federation, "on_round_start"):
             self._hooks.call("on_round_start")
         try:

@@ -127,6 +127,8 @@ class ParameterLayout:
         num_kept: Number of elements of the kept parameters, p.
         num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
+        frozen_by_hooks: Names of trained parameters that are frozen when a client begins, by hooks of the run or of
+            rounds; they have a place in a row, as they may thaw in any round, epoch or step.
         buffer_names: Names of the persistent buffers, which training may change.
         changing: Names of those whose shape training changes; they travel behind the integer buffers, packed.
         num_counters: Number of elements of the persistent integer buffers.
@@ -172,6 +174,7 @@ class ParameterLayout:
 
         self.parameters: list[nn.Parameter] = order
         self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
+        self.frozen_by_hooks: list[str] = []
         self._grouped = order[: self.num_grouped]
         *offsets, size = accumulate((p.numel() for p in order), initial=0)
         self.entries = [Entry(named[p], p.shape, offset) for p, offset in zip(order, offsets, strict=True)]
@@ -240,16 +243,24 @@ class ParameterLayout:
         pairs = zip(self.parameters, self.entries, strict=True)
         return [entry for parameter, entry in pairs if not parameter.requires_grad and parameter.grad is None]
 
-    def thaw(self) -> None:
-        """Let every trained parameter be trained: what a client's hooks froze is frozen for that client alone."""
-        if not self.trains_all:
-            for parameter in self.parameters:
-                parameter.requires_grad_(True)
+    def keep_frozen(self) -> None:
+        """Let every client begin with those trained parameters frozen that are frozen now."""
+        pairs = zip(self.parameters, self.entries, strict=True)
+        self.frozen_by_hooks = [entry.name for parameter, entry in pairs if not parameter.requires_grad]
 
-    def check_trainable(self, *, is_in_client: bool = False, is_round_over: bool = False) -> None:
-        """Raise if ``requires_grad`` of a parameter was changed, or a frozen one written, since the layout was made.
+    def put_frozen_back(self) -> None:
+        """Freeze and thaw as every client begins: what a client's hooks do holds for that client alone."""
+        if self.frozen_by_hooks or not self.trains_all:
+            for parameter, entry in zip(self.parameters, self.entries, strict=True):
+                parameter.requires_grad_(entry.name not in self.frozen_by_hooks)
+
+    def check_trainable(
+        self, where: str = "a hook", *, is_in_client: bool = False, is_round_over: bool = False
+    ) -> None:
+        """Raise if ``requires_grad`` of a parameter is not as clients begin, or a frozen parameter was written.
 
         Args:
+            where: Whose code may have changed it, for messages.
             is_in_client: Whether a client takes steps of the user's optimizer, between which hooks may freeze trained
                 parameters, and thaw them again.
             is_round_over: Whether frozen parameters are also searched for writes through ``.data``, and trained ones
@@ -262,18 +273,33 @@ class ParameterLayout:
         """
         if is_round_over:
             self.check_replaced()
+        self.check_thawed(where)
         pairs = () if is_in_client else zip(self.parameters, self.entries, strict=True)
-        frozen = [entry.name for parameter, entry in pairs if not parameter.requires_grad]
-        thawed = [mark.name for mark in self.frozen.marks if mark.parameter.requires_grad]
-        if frozen or thawed:
-            how = "" if frozen else ", or let it begin trainable and freeze it in on_train_epoch_start for a time"
+        changed = [e.name for parameter, e in pairs if parameter.requires_grad == (e.name in self.frozen_by_hooks)]
+        if changed:
             raise ConfigurationError(
-                f"model: requires_grad of '{(frozen + thawed)[0]}' was changed during training; the vectors that "
-                f"clients and server exchange are fixed by then. Freeze or thaw before training{how}."
+                f"model: {where} changed requires_grad of '{changed[0]}', which no client would find so. Freeze and "
+                "thaw in hooks of rounds (on_round_start); for a method with steps of its own, freeze before training, "
+                "in __init__, setup or configure_model."
             )
         written = self.frozen.written(through_data=is_round_over)
         if written:
             raise WrittenParametersError(written)
+
+    def check_thawed(self, where: str) -> None:
+        """Raise if a parameter is trained now that was frozen when training began, so that it has no place in a row.
+
+        Args:
+            where: Whose code has thawed it.
+        """
+        thawed = [mark.name for mark in self.frozen.marks if mark.parameter.requires_grad]
+        if thawed:
+            raise ConfigurationError(
+                f"model: {where} thawed '{thawed[0]}', which was frozen before on_fit_start, so that clients and "
+                f"server do not exchange it. Freeze it in on_fit_start (self.{thawed[0]}.requires_grad_(False)), not "
+                "before, give it to the optimizer, and thaw it as you do; then start anew, since the checkpoints of "
+                "this run lack it."
+            )
 
     def check_finite(self) -> None:
         """Raise if a parameter that is trained and shared has NaN or infinite elements; the message names it."""

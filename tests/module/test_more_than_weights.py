@@ -22,10 +22,11 @@ from helpers.modules_with_more import (
 from helpers.programs import TESTS, run_ranks
 from lightning.pytorch import Callback
 
-from fedbc_lightning import FedAvg
-from fedbc_lightning.algorithms import FedBC
+from fedbc_lightning import Codecs, FedAvg
+from fedbc_lightning.algorithms import FedBC, FedLiLS
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.server.codecs import TopK
 from fedbc_lightning.state import client_rows
 
 
@@ -127,23 +128,31 @@ def mask(module):
     module.net[0].weight.data[0, 0] = -torch.inf
 
 
-def thaw_by_round(module):
-    module.net[0].requires_grad_(module.trainer.current_round == 1)
+def thaw(module, *args):
+    module.frozen.requires_grad_(True)
+
+
+def freeze(module, *args):
+    module.net[0].requires_grad_(False)
 
 
 REFUSED = [
     ("on_fit_start", replace_layer, r"parameter 'net\.3\.weight' was replaced by another one"),
     ("on_train_start", add_layer, r"parameter 'extra\.weight' was replaced by another one, or added"),
     ("on_fit_start", replace_frozen, r"parameter 'frozen' was replaced by another one, or added"),
-    ("on_fit_start", lambda module: module.net[0].requires_grad_(False), r"requires_grad of 'net\.0\.weight' was ch"),
     ("on_fit_start", mask, r"'net\.0\.weight' is trained and has NaN or infinite .*Make a mask a buffer"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
-    (
-        "on_train_batch_end",
-        lambda module: module.frozen.requires_grad_(True),
-        "or let it begin trainable and freeze it in",
+    *(
+        (hook, thaw, rf"{where} thawed 'frozen'.* in on_fit_start \(self\.frozen\.requires_grad_\(False\)\)")
+        for hook, where in {
+            "on_train_start": "on_train_start",
+            "on_round_start": "on_round_start",
+            "on_train_batch_end": "a hook or step of client . in round 1, epoch 0,",
+            "on_round_end": "on_round_end",
+            "on_validation_end": "a hook before round 1",
+        }.items()
     ),
-    ("on_round_start", thaw_by_round, r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"),
+    ("on_validation_end", freeze, r"a hook before round . changed requires_grad of 'net\.0\.weight'"),
 ]
 
 
@@ -151,7 +160,17 @@ REFUSED = [
 def test_parameters_that_are_replaced_frozen_or_thawed_are_refused(tmp_path, hook, function, message):
     model = make_model(type("Hooked", (Pretrained,), {hook: lambda self, *args: function(self)}))
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path).fit(model, BoringData(), FedAvg())
+        make_trainer(tmp_path, max_rounds=2).fit(model, BoringData(), FedAvg())
+
+
+def test_what_hooks_freeze_is_refused_where_more_than_gradients_moves_it(tmp_path):
+    for algorithm, settings, why in (
+        (FedLiLS(), {}, "the method takes steps of its own"),
+        (FedAvg(), {"codec": Codecs(up=TopK(0.5))}, "the channel changes messages"),
+    ):
+        model = make_model(type("Hooked", (Pretrained,), {"on_round_start": freeze}))
+        with pytest.raises(ConfigurationError, match=rf"on_round_start froze 'net\.0\.weight'.* and {why}.*__init__"):
+            make_trainer(tmp_path, **settings).fit(model, BoringData(), algorithm)
 
 
 class OnlyZ(ServerCallback):

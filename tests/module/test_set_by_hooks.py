@@ -66,7 +66,7 @@ SETTINGS = {
     "rate": lambda module, round: set_options(module, lr=0.1 * DECAY**round),
     "decay": lambda module, round: set_options(module, weight_decay=0.1 * DECAY**round),
     "attribute": lambda module, round: setattr(module, "lr", 0.1 * DECAY**round),
-    "frozen": lambda module, round: module.net[0].requires_grad_(False),
+    "frozen": lambda module, round: module.net[0].requires_grad_(round == 2),
 }
 HOOKS = ("setup", "on_fit_start", "on_train_start", "on_round_start", "on_train_epoch_start")
 WITHOUT_OPTIMIZER = {("setup", "rate"), ("setup", "decay")}
@@ -137,9 +137,9 @@ def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, ow
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 3, "mapped": 2})
     (hook, what), rounds = case, ROUNDS if case[0] == "on_round_start" else 1
     model, callbacks = with_hook(hook, what, owner)
-    is_late = what == "frozen" and hook not in ("setup", "on_train_epoch_start")
-    if is_late or (hook == "on_train_epoch_start" and engine == "vectorized"):
-        with pytest.raises(ConfigurationError, match=r"requires_grad of|cannot train with the hook"):
+    is_frozen = what == "frozen" and hook != "setup"
+    if (is_frozen or hook == "on_train_epoch_start") and engine == "vectorized":
+        with pytest.raises(ConfigurationError, match=r"cannot train with (the hook|layers that hooks have frozen)"):
             federated(tmp_path, model, callbacks, engine, rounds)
         return
     federated(tmp_path, model, callbacks, engine, rounds)
@@ -154,6 +154,7 @@ class Decaying(Program):
 
     def on_train_start(self):
         set_options(self, lr=0.2)
+        self.net[0].requires_grad_(False)
 
     def on_round_start(self):
         if self.trainer.current_round == 2:
@@ -162,6 +163,7 @@ class Decaying(Program):
             group["weight_decay"] *= DECAY
 
     def on_round_end(self):
+        self.net[0].requires_grad_(self.trainer.current_round == 2)
         for group in groups(self):
             group["lr"] *= DECAY
 

@@ -150,6 +150,7 @@ def _problems(bench: Workbench) -> list[str]:
             bench.datamodule.has_own_batches
         ),
         "hooks on its layers or parameters": has_torch_hooks(user.module),
+        "layers that hooks have frozen": not bench.layout.trains_all,
         "hooks on the steps of its optimizer": optimizer.has_step_hooks,
     }
     return [problem for problem, is_there in problems.items() if is_there]
