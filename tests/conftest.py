@@ -13,7 +13,6 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 
-import functools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,11 +46,11 @@ ALLOWED_VARIABLES = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def callbacks_of_packages_are_read_once():
-    """Fabric would read for every trainer which packages offer some; while tests run, none is installed."""
-    from lightning.fabric.utilities import registry
+def settled_lightning():
+    """What Lightning does once for all tests, or otherwise than for users."""
+    from helpers.programs import settle_lightning
 
-    registry.entry_points = functools.cache(registry.entry_points)
+    settle_lightning()
 
 
 QUICK_FOLDERS = {"core", "state", "server", "local", "partition"}

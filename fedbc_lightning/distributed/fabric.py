@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.private_lightning import (
     LaunchedStrategy,
     ScriptLauncher,
@@ -97,8 +97,8 @@ class ClientParallelStrategy(LaunchedStrategy):
             yield
         except (torch.distributed.DistError, TimeoutError) as error:
             raise ConfigurationError(
-                f"trainer.devices: process {environment.global_rank()} of {in_all} (counted from 0) at {host}:{port} "
-                f"waited {SECONDS_TO_MEET:g} s for the others, and not all came. Start all of them again."
+                f"trainer.devices: process {environment.global_rank()} of {in_all} (counted from 0) did not meet all "
+                f"others at {host}:{port}: {first_line(error)}. Start all of them again."
             ) from error
         finally:
             waits.cancel()

@@ -32,6 +32,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helpers.programs import settle_lightning
 from helpers.user_modules import CLASSES, FEATURES, UserData
 
 from fedbc_lightning import FedAvg, FederatedTrainer
@@ -377,6 +378,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settle_lightning()
     for name in ("lightning.pytorch", "lightning.fabric", "fedbc_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(main())
