@@ -49,7 +49,7 @@ def own_model(trainer: RunView, client: int) -> ClientModel:
     Raises:
         ConfigurationError: The clients' models are not kept.
     """
-    local = trainer.federation.local_model()
+    local = trainer.federation.models().local
     if local is None:
         raise ConfigurationError("trainer.keep_local_models: the clients' models are not kept; set it to true.")
     own = local(client)

@@ -60,6 +60,19 @@ def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
     return value.detach().to("cpu", copy=True) if is_snapshot and isinstance(value, Tensor) else value
 
 
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the entries with plain values: numbers, strings, None, and lists, tuples and dicts of these."""
+
+    def is_plain(value: Any) -> bool:
+        if type(value) is dict:
+            return all(map(is_plain, [*value.keys(), *value.values()]))
+        if type(value) in (list, tuple):
+            return all(map(is_plain, value))
+        return value is None or type(value) in (bool, int, float, str) or isinstance(value, np.generic)
+
+    return {name: plain_copy(value) for name, value in values.items() if is_plain(value)}
+
+
 def find_unreadable(value: Any, place: str = "") -> str | None:
     """Describe the first value that ``torch.load(weights_only=True)`` would refuse, or return None if there is none.
 

@@ -34,16 +34,15 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
         "changing_buffers": federation.layout.changing,
         "best_metrics": federation.user.best_metrics.values,
         "per_tensor_optimizer": not federation.bench.optimizer.is_flat,
-        **({"set_by_hooks": set_by_hooks(federation)} if federation.bench.has_hooks else {}),
     }
 
 
 def set_by_hooks(federation: Federation) -> dict[str, Any]:
     """Return what hooks of the run and of rounds have set for all clients beside the model; see :func:`put_back`."""
-    written = federation.bench.optimizer.written
+    written, user = federation.bench.optimizer.written, federation.user
     return {
-        "options": written.options, "schedulers": written.schedulers, "evaluating": federation.user.evaluating,
-        "frozen": federation.layout.frozen_by_hooks,
+        "options": written.options, "schedulers": written.schedulers, "evaluating": user.evaluating,
+        "frozen": federation.layout.frozen_by_hooks, "attributes": user.changed_attributes,
     }  # fmt: skip
 
 
@@ -153,6 +152,7 @@ def put_back(federation: Federation, found: dict[str, Any]) -> None:
     """Let clients begin with what hooks had set, as :func:`set_by_hooks` returned it."""
     if found:
         federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found["schedulers"]))
+        federation.user.put_attributes_back(found.get("attributes", {}))
         federation.user.evaluating = found["evaluating"]
         federation.layout.frozen_by_hooks = found.get("frozen", [])
         federation.layout.put_frozen_back()
@@ -160,6 +160,6 @@ def put_back(federation: Federation, found: dict[str, Any]) -> None:
 
 def adopt(federation: Federation, other: Federation) -> None:
     """Take the committed state of another federation over the same model, data and algorithm."""
-    rows, state = other.clients.file_rows, state_of(other)
+    rows, state = other.clients.file_rows, state_of(other) | {"set_by_hooks": set_by_hooks(other)}
     prepare_for(federation, state, "the last run")
     load_state(federation, state, module_state_of(other), "the last run", None if rows is None else rows.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.evaluation.measurement import ClientModel, Models
+from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation import round_results as results
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
@@ -81,19 +81,11 @@ class Federation:
     """
 
     def __init__(
-        self,
-        fabric: Fabric,
-        user: UserModule,
-        datamodule: FederatedDataModule,
-        algorithm: FederatedAlgorithm,
-        simulation: Simulation,
-        buffers: BufferPolicy,
-        keep_local_models: bool | None,
-        client_dtype: torch.dtype | None,
-        engine: choice.Kind | Literal["auto"],
-        local_parameters: Sequence[str],
+        self, fabric: Fabric, user: UserModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
+        simulation: Simulation, buffers: BufferPolicy, keep_local_models: bool | None,
+        client_dtype: torch.dtype | None, engine: choice.Kind | Literal["auto"], local_parameters: Sequence[str],
         channel: Channel,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self.simulation, self.participation = simulation, simulation.participation
         self.local, self.channel = self.participation.local, channel
@@ -217,11 +209,8 @@ class Federation:
         buffers[:num_buffers] = server["buffers"]
         # Buffers whose shape changes lie behind the integer ones, and may be longer in the module.
         counters = torch.cat([server["counters"][:num_counters], more, server["counters"][num_counters:]])
-        self.bench = self.bench.renewed()
         kept = self.layout.read_kept() if server.kept is None else server.kept
-        initial = Weights(server["z"], buffers, counters, kept)
-        self.make_state(initial)  # for whoever catches what an engine refuses below
-        self._prepare(initial)
+        self._prepare_again(Weights(server["z"], buffers, counters, kept))
         if server.round > 1:
             self.server.continue_from(server)
             self.clients.continue_from(clients, buffers[num_buffers:], more)
@@ -243,8 +232,11 @@ class Federation:
                 "with persistent=False (each client starts anew), or give it its last shape in __init__."
             )
         self.layout.take_as_changing(names)
-        self.bench, initial = self.bench.renewed(), self.layout.weights()
-        self.make_state(initial)
+        self._prepare_again(self.layout.weights())
+
+    def _prepare_again(self, initial: Weights) -> None:
+        self.bench = self.bench.renewed()
+        self.make_state(initial)  # for whoever catches what an engine refuses below
         self._prepare(initial)
 
     def make_state(self, initial: Weights) -> None:
@@ -386,6 +378,7 @@ class Federation:
 
     def commit(self, round: int, metrics: dict[str, float]) -> None:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
+        self.bench.optimizer.put_attributes_back()
         self.schedule.step(round, metrics)
         valid = self.server.valid_records
         # float16 only: the smallest scale at which some client's gradients were finite starts the next round.
@@ -398,6 +391,7 @@ class Federation:
     def rollback(self) -> None:
         """Forget the staged state."""
         self.layout.put_frozen_back()
+        self.bench.optimizer.put_attributes_back()
         self.user.best_metrics.rollback()
         self.server.rollback()
         self.clients.rollback()
@@ -412,9 +406,6 @@ class Federation:
         size = self.layout.num_parameters + self.layout.num_buffers
         z = methods.checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         counters, kept = self.server.staged("counters"), self.server.kept
-        local, weights = self.local_model(), self.local_models.staged_weights(self.clients)
+        local = self.local_models.staged(self.server, self.clients)
+        weights = self.local_models.staged_weights(self.clients)
         return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)
-
-    def local_model(self) -> Callable[[int], ClientModel] | None:
-        """Client -> its own model, as staged; None if there are none."""
-        return self.local_models.staged(self.server, self.clients)

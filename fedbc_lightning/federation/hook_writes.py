@@ -38,13 +38,12 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
     heard = [name for name in START_HOOKS if federation.user.hooks.listens(name)]
-    is_heard = bool(heard)
     layout, fabric = federation.layout, federation.fabric
-    before, frozen = layout.weights(), layout.frozen.copies(of_all=True) if is_resumed and is_heard else {}
+    before, frozen = layout.weights(), layout.frozen.copies(of_all=True) if is_resumed and heard else {}
     settings = copy.deepcopy(checkpoint_content.set_by_hooks(federation)) if is_resumed else {}
     with _taking_settings(federation, ", ".join(heard)):
         yield
-    if is_heard:
+    if heard:
         layout.check_replaced(at_start=True)
     after = layout.weights()
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
@@ -72,11 +71,12 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
 @contextmanager
 def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     """Take what the hook inside this context writes into the module as part of z; a rollback undoes it."""
-    if not federation.user.hooks.listens(hook):
+    # Hooks of our own callbacks, such as the progress bar's, write nothing.
+    if not (federation.bench.has_hooks and federation.user.hooks.listens(hook)):
         yield
         return
     before, scratch = federation.layout.weights(), [each.copy() for each in federation.user.scratch]
-    with _taking_settings(federation, hook):
+    with _taking_settings(federation, hook), federation.user.noting_attributes():
         yield
     after = federation.layout.weights()
     _say_that_scratch_is_put_back(federation, hook, scratch)

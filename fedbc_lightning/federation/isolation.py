@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,8 +97,7 @@ def _trained(federation: Federation, client: int) -> dict[str, Any]:
 def _is_same(here: Any, there: Any) -> bool:
     if isinstance(here, Tensor) and isinstance(there, Tensor):
         return is_same(here, there)
-    both_nan = all(isinstance(value, float) and math.isnan(value) for value in (here, there))
-    return bool(both_nan or here == there)
+    return bool(here == there or (here != here and there != there))  # NaN
 
 
 class SharedAttributes:

@@ -24,6 +24,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyModule, overrides
 from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled
 from fedbc_lightning.core.private_torch import buffers_of, inside_compiled, is_persistent, set_updated
+from fedbc_lightning.core.storable import plain_copy, plain_values
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
 from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -126,6 +127,8 @@ class UserModule:
         log: What the module gets as its ``self.log``.
         scratch: The buffers that do not travel, each with the values that every client finds in it.
         modes: The module's parts, each with the mode in which every client finds it.
+        changed_attributes: The attributes with plain values that hooks of rounds have changed, as the last of these
+            hooks left them, by the part of the module (or ``hparams``) that has them and their names.
         has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
         returned: The optimizers and schedulers that ``configure_optimizers`` returned last, as they were then.
         place: Client, stage and round of the current evaluation, for a note on an exception.
@@ -166,6 +169,7 @@ class UserModule:
         self.returned: KeptState | None = None
         self.place = ""
         self.keep_modes()
+        self.changed_attributes: dict[tuple[str, str], Any] = {}
         self.takes_index = {
             name: is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) for name in STEPS
         }
@@ -266,6 +270,32 @@ class UserModule:
         for child, mode in self.modes:
             if child.training != mode:  # nn.Module.__setattr__ is slow
                 child.training = mode
+
+    # attributes
+
+    @contextmanager
+    def noting_attributes(self) -> Iterator[None]:
+        """Note the attributes that a hook of rounds changes; else a resumed run would begin ``self.lr *= 0.5`` anew."""
+        before = self._plain_attributes()
+        yield
+        now = self._plain_attributes()
+        self.changed_attributes |= {
+            place: value for place, value in now.items() if place not in before or before[place] != value
+        }
+
+    def put_attributes_back(self, values: Mapping[tuple[str, str], Any]) -> None:
+        """Restore the attributes that hooks of rounds had changed."""
+        holders, self.changed_attributes = self._holders(), dict(values)
+        for (name, key), value in values.items():
+            holders[name][key] = plain_copy(value)
+
+    def _holders(self) -> dict[str, dict[str, Any]]:
+        parts = {name: vars(part) for name, part in self.module.named_modules()}
+        return parts | {"hparams": self.module.hparams}
+
+    def _plain_attributes(self) -> dict[tuple[str, str], Any]:
+        plain = {name: plain_values(holder) for name, holder in self._holders().items()}
+        return {(name, key): value for name, values in plain.items() for key, value in values.items()}
 
     # steps
 

@@ -134,11 +134,9 @@ class LocalOptimizer:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
         self._fast_forward = FastForward()  # the kept states belong to flat groups
-        if self.is_made_anew:
-            self._take(configure(self._user))
-        else:
+        if not self.is_made_anew:
             self.configured.state.restore()
-            self._take(self.configured)
+        self._take(configure(self._user) if self.is_made_anew else self.configured)
 
     def plain_step(self) -> Callable[[], Any]:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.
@@ -211,16 +209,14 @@ class LocalOptimizer:
             ConfigurationError: The hook changed what methods and engines were set up for, or a learning rate that
                 belongs to the server's schedulers.
         """
-        self._put_attributes_back()
         self.reset()
-        made = self._now_made(hook)
         before = ScheduleState.read(self.configured.groups, ()).groups
-        yield
+        with self._made_else(hook) as by_attributes:
+            yield
         self.check(hook)
         in_groups = Changes(_changes(before, ScheduleState.read(self.configured.groups, ()).groups), [])
-        by_attributes = self._made_else(hook, made)
+        self._check_rates(hook, in_groups)
         for found in (in_groups, by_attributes):
-            self._check_rates(hook, found)
             self.written.add(found)
         if in_groups or by_attributes:
             self._fast_forward = FastForward()  # its states were moved from other rates
@@ -239,16 +235,13 @@ class LocalOptimizer:
         Yields:
             What :meth:`reset` takes for this client; it is filled when the hook has ended.
         """
-        self._put_attributes_back()
-        own, made = Changes([], []), self._now_made(hook)
+        self.put_attributes_back()
         holders = [vars(self._user.module), self._user.module.hparams]
         before = [dict(holder) for holder in holders]
-        yield own
-        found = self._made_else(hook, made)
-        if not found:
+        with self._made_else(hook) as own:
+            yield own
+        if not own:
             return
-        self._check_rates(hook, found)
-        own.add(found)
         now = self._now_made(hook)
         for holder, were in zip(holders, before, strict=True):
             for name in [name for name, was in were.items() if name in holder and holder[name] is not was]:
@@ -257,16 +250,20 @@ class LocalOptimizer:
                     self._attributes.append((holder, name, were[name]))
                 holder[name] = value
 
-    def _put_attributes_back(self) -> None:
+    def put_attributes_back(self) -> None:
+        """Restore the attributes that hooks of a client have changed for it."""
         while self._attributes:
             holder, name, value = self._attributes.pop()
             holder[name] = value
 
-    def _made_else(self, hook: str, before: ScheduleState | None) -> Changes:
-        """Return what ``configure_optimizers`` makes otherwise than before a hook."""
-        if before is None or (now := self._now_made(hook)) is None:
-            return Changes([], [])
-        return Changes(_changes(before.groups, now.groups), _changes(before.schedulers, now.schedulers))
+    @contextmanager
+    def _made_else(self, hook: str) -> Iterator[Changes]:
+        """Find what ``configure_optimizers`` makes otherwise after a hook than before it."""
+        found, before = Changes([], []), self._now_made(hook)
+        yield found
+        if before is not None and (now := self._now_made(hook)) is not None:
+            found.add(Changes(*map(_changes, before, now)))
+            self._check_rates(hook, found)
 
     def _now_made(self, hook: str) -> ScheduleState | None:
         """Return what ``configure_optimizers`` makes now, and leave no other trace; None if it is called for each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.private_lightning import hparams_name
-from fedbc_lightning.core.storable import find_unreadable, plain_copy
-from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
+from fedbc_lightning.core.storable import find_unreadable, plain_copy, plain_values
+from fedbc_lightning.federation.checkpoint_content import module_state_of, set_by_hooks, state_of
 from fedbc_lightning.module.monitors import logged_only
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import checkpoint
@@ -44,7 +45,7 @@ def run_checkpoint(
             },
             "settings": hyper_parameters,
             "rows": num_rows,
-            "federation": state_of(run.federation, is_last=is_last),
+            "federation": state_of(run.federation, is_last=is_last) | states[checkpoint.KEY],
             **({"frozen": frozen} if frozen else {}),
         },
     }
@@ -54,7 +55,7 @@ def run_checkpoint(
 
 
 def states_of_users(run: Run) -> dict[str, Any]:
-    """What callbacks and the user's data module want to keep, under Lightning's keys.
+    """What callbacks and the user's data module want to keep, under Lightning's keys, and what hooks have set.
 
     Callbacks stand by ``state_key`` under ``callbacks``, the data module under the name of its class; only those that
     have any state.
@@ -63,6 +64,7 @@ def states_of_users(run: Run) -> dict[str, Any]:
     data = run.datamodule.users_module
     states = {"callbacks": {key: state for key, state in callbacks.items() if state}}
     states |= {type(data).__qualname__: state for state in (data.state_dict(),) if state}
+    states[checkpoint.KEY] = {"set_by_hooks": set_by_hooks(run.federation)} if run.federation.bench.has_hooks else {}
     return {key: plain_copy(state, is_snapshot=True) for key, state in states.items()}
 
 
@@ -84,7 +86,7 @@ def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any
     }
     if module.hparams:
         content[module.CHECKPOINT_HYPER_PARAMS_NAME] = hparams_name(module)
-        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = kept_hparams(module)
+        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = kept_hparams(module.hparams)
     module.on_save_checkpoint(content)
     return plain_copy(content)
 
@@ -97,9 +99,9 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "data.batch_size": run.datamodule.batch_size,
         **_flat("algorithm", vars(run.federation.algorithm)),
-        **_flat("model", kept_hparams(run.user.module)),
+        **_flat("model", kept_hparams(run.user.module.hparams_initial)),  # hooks of rounds may change the others
     }
-    return plain_values(described, tensors=False)
+    return plain_values(described)
 
 
 def class_names(run: Run) -> dict[str, Any]:
@@ -121,16 +123,16 @@ def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> No
             )
 
 
-def kept_hparams(module: LightningModule) -> dict[str, Any]:
-    """Return a module's hyper-parameters as checkpoints hold them: plain values; what cannot be read is left out."""
-    plain = plain_copy(dict(module.hparams))
-    quick = plain_values(plain)  # without trying to read each of them
-    return {name: value for name, value in plain.items() if name in quick or find_unreadable(value) is None}
+def kept_hparams(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters as checkpoints hold them: plain values; what cannot be read is left out."""
+    plain = plain_copy(dict(hparams))
+    # To try whether torch reads a value takes time, so plain ones are not tried.
+    return {name: value for name, value in plain.items() if plain_values({name: value}) or not find_unreadable(value)}
 
 
 def say_what_is_left_out(module: LightningModule) -> None:
     """Print which hyper-parameters checkpoints lack or hold as another value, so that a loaded model has another."""
-    kept = kept_hparams(module)
+    kept = kept_hparams(module.hparams)
     lacking = [name for name in module.hparams if name not in kept]
     other = [name for name, value in kept.items() if not _is_same(value, module.hparams[name])]
     for names, what in ((lacking, "leave out"), (other, "hold as plain numbers, strings, tensors or dicts")):
@@ -145,19 +147,6 @@ def _is_same(plain: Any, value: Any) -> bool:
     with suppress(Exception):  # several elements of arrays
         return bool(plain == value)
     return isinstance(value, Tensor)
-
-
-def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, Any]:
-    """Keep the entries that a checkpoint may hold: numbers, strings, tensors (if wanted), and containers of these."""
-
-    def is_plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(map(is_plain, value.values()))
-        if isinstance(value, (list, tuple)):
-            return all(map(is_plain, value))
-        return value is None or type(value) in (bool, int, float, str) or (tensors and type(value) is Tensor)
-
-    return {name: value for name, value in values.items() if is_plain(value)}
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:

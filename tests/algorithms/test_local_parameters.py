@@ -157,7 +157,7 @@ def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
     assert "accuracy/global" not in metrics
     by_hand = []
     for client in range(6):
-        own = trainer.federation.local_model()(client)
+        own = trainer.federation.models().local(client)
         shared = trainer.clients.vector("local_model", client) if algorithm.has_local_model else trainer.server.z
         assert torch.equal(own.model, shared)
         state = trainer.layout.named_slices(torch.cat([own.model, own.kept]))
@@ -177,7 +177,7 @@ def test_a_clients_model_is_exported_whole(tmp_path):
     trainer = make_trainer(tmp_path, local_parameters=["net.2.*"])
     trainer.fit(make_model(Plain), BoringData(), FedAvg())
     client = int(read_csv(Path(trainer.log_dir) / "clients.csv")[-1]["client"])
-    own = trainer.federation.local_model()(client)
+    own = trainer.federation.models().local(client)
     other = make_trainer(tmp_path, local_parameters=["net.2.*"])
     path = other.export(make_model(Plain), BoringData(), FedAvg(), client=client)
     exported = torch.load(path, weights_only=True)["state_dict"]
@@ -203,7 +203,7 @@ def test_batch_norm_stays_with_the_client(tmp_path):
     trainer.fit(make_model(), BoringData(), FedAvg())
     assert [entry.name for entry in trainer.layout.kept_entries] == ["net.1.weight", "net.1.bias"]
     assert trainer.layout.num_kept == 16
-    own = [trainer.federation.local_model()(client) for client in (0, 1)]
+    own = [trainer.federation.models().local(client) for client in (0, 1)]
     assert torch.equal(own[0].model[:115], own[1].model[:115])
     assert not torch.equal(own[0].model[115:], own[1].model[115:])
     assert not torch.equal(own[0].kept, own[1].kept)

@@ -68,7 +68,7 @@ class Halving(Callback):
 def state_of(trainer: FederatedTrainer) -> State:
     """The global model, and every client's own."""
     state = {f"z {name}": value for name, value in module_state_of(trainer.federation).items()}
-    models = trainer.federation.local_model()
+    models = trainer.federation.models().local
     return state | {f"client {k}": models(k)[0] for k in range(6)} if models is not None else state
 
 
@@ -171,7 +171,7 @@ def late_and_local(folder: Path, **options: Any) -> State:
     """A teacher that begins in round 2, and buffers whose shape changes."""
     banks = make_trainer(folder / "banks", buffers="local", clients_per_round=6, **options)
     banks.fit(make_model(Bank), BoringData(), FedAvg())
-    models = [module_state_of(banks.federation, banks.federation.local_model()(k)) for k in range(6)]
+    models = [module_state_of(banks.federation, banks.federation.models().local(k)) for k in range(6)]
     state = {f"bank {k} {name}": value for k, model in enumerate(models) for name, value in model.items()}
     return state | teachers(folder / "late", begins_at=2, buffers="local", **options)
 

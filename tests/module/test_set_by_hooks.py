@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.user_modules import CLASSES, FEATURES, UserData
@@ -32,8 +33,10 @@ ENGINES = ("sequential", "recorded", "vectorized")
 class Doubling(nn.Module):
     """Does in training what it does not in evaluation, without buffers and random numbers."""
 
+    factor = 2.0
+
     def forward(self, inputs):
-        return 2 * inputs if self.training else inputs
+        return self.factor * inputs if self.training else inputs
 
 
 class Program(LightningModule):
@@ -149,33 +152,54 @@ def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, ow
     )
 
 
-class Decaying(Program):
-    """Hooks of rounds set all that they can; a run that goes on finds it as it was."""
+class Accumulating(Program):
+    """Its step depends on all that its hooks may change."""
 
-    def on_train_start(self):
-        set_options(self, lr=0.2)
-        self.net[0].requires_grad_(False)
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.save_hyperparameters()
+        self.table, self.stops_in = [[1.0]], None
 
-    def on_round_start(self):
-        if self.trainer.current_round == 2:
-            self.net[1].eval()
-        for group in groups(self):
-            group["weight_decay"] *= DECAY
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_round == self.stops_in:
+            raise KeyboardInterrupt
+        return super().training_step(batch, batch_idx) * self.hparams.factor * self.table[0][0]
 
-    def on_round_end(self):
-        self.net[0].requires_grad_(self.trainer.current_round == 2)
-        for group in groups(self):
-            group["lr"] *= DECAY
+    def made_anew(self):
+        return torch.optim.AdamW(self.parameters(), self.lr / self.trainer.max_epochs)
 
 
-def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path):
-    whole = fresh(Decaying)
-    trainer = federated(tmp_path / "whole", whole, [], "sequential", 3)
-    written = trainer.federation.bench.optimizer.written.options
-    assert written == [{"lr": 0.2 * DECAY**3, "weight_decay": 0.1 * DECAY**3}]
-    for rounds in (2, 3):
-        module = fresh(Decaying)
-        federated(tmp_path / "parts", module, [], "sequential", rounds, "last")
+def scale(module, *, client=None):
+    module.lr *= DECAY if client is None else DECAY**client
+
+
+# What accumulates -> hooks of the module
+ACCUMULATING = {
+    "a rate": {"on_round_end": lambda m: setattr(m, "lr", m.lr * np.float64(DECAY))},
+    "a rate read anew": {"on_round_start": scale, "configure_optimizers": Accumulating.made_anew},
+    "a rate beside clients' own": {"on_round_start": scale, "on_client_start": lambda m, c: scale(m, client=c)},
+    "a hyper-parameter": {"on_round_start": lambda m: m.hparams.update(factor=m.hparams.factor * DECAY)},
+    "in containers": {"on_round_start": lambda m: m.table[0].insert(0, m.table[0][0] * DECAY)},
+    "of a part": {"on_round_start": lambda m: setattr(m.net[1], "factor", m.net[1].factor * DECAY)},
+    "options": {
+        "on_train_start": lambda m: set_options(m, lr=0.2),
+        "on_round_start": lambda m: groups(m)[0].update(lr=groups(m)[0]["lr"] * DECAY),
+    },
+    "frozen": {"on_round_end": lambda m: m.net[0].requires_grad_(m.trainer.current_round == 2)},
+    "modes": {"on_round_start": lambda m: m.net[1].train(m.trainer.current_round != 2)},
+}
+
+
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path, kind):
+    hooked = type("Hooked", (Accumulating,), ACCUMULATING[kind])
+    whole = fresh(hooked)
+    federated(tmp_path / "whole", whole, [], "sequential", 3)
+    for stops_in in (2, 3, None):  # a round that is stopped begins again with its hooks
+        module = fresh(hooked)
+        module.stops_in = stops_in
+        with pytest.raises(KeyboardInterrupt) if stops_in else nullcontext():
+            federated(tmp_path / "parts", module, [], "sequential", 3, "last")
     torch.testing.assert_close(list(module.parameters()), list(whole.parameters()), rtol=0.0, atol=0.0)
 
 

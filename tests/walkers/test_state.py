@@ -65,5 +65,5 @@ class Counting(Rare):
 def test_without_mixing_a_client_of_fedplus_begins_with_its_own_buffers(tmp_path):
     trainer = FederatedTrainer(max_rounds=2, seed=0, default_root_dir=tmp_path, **QUIET)
     trainer.fit(Counting(), UserData((9, 14)), FedAvgPlus(sigma=0.1))
-    own = trainer.federation.local_model()(1)
+    own = trainer.federation.models().local(1)
     assert module_state_of(trainer.federation, own)["mask"].tolist() == [0, 2]
