@@ -14,7 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -153,30 +152,9 @@ def forks(monkeypatch):
 @pytest.fixture
 def forked_workers(monkeypatch):
     """The workers of studies in this process are forks of one that has imported torch, which is the same sooner."""
-    from helpers.programs import START, ensure_preloaded
+    from helpers.programs import FORKED_WORKERS
 
-    def context(method):
-        assert method == "spawn"
-        ensure_preloaded()
-        return START
-
-    monkeypatch.setattr("fedbc_lightning.studies.workers.multiprocessing", SimpleNamespace(get_context=context))
-
-
-@pytest.fixture
-def forked_ranks(monkeypatch):
-    """The same for the processes of ``ddp_spawn``."""
-    import torch
-    from helpers.programs import START, ensure_preloaded
-
-    start = torch.multiprocessing.start_processes
-
-    def start_forked(*args, start_method, **options):
-        assert start_method == "spawn"
-        ensure_preloaded()
-        start(*args, start_method=START.get_start_method(), **options)
-
-    monkeypatch.setattr(torch.multiprocessing, "start_processes", start_forked)
+    monkeypatch.setattr("fedbc_lightning.studies.workers.multiprocessing", FORKED_WORKERS)
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ def assert_equal(folder: Path, devices: int, expected: dict[str, dict[str, torch
 
 @pytest.mark.distributed
 def test_two_processes_equal_one(tmp_path, one_cpu):
-    # Lightning starts the second one, whose sets have another order than those of a fork
-    done = run_python(["-m", "algorithms.two_processes", tmp_path, 2], TESTS)
+    # The second one is a new Python, whose sets have another order than those of a fork.
+    done = run_python(["-m", "algorithms.two_processes", tmp_path, 2], TESTS, FRESH_STARTS=1)
     assert done.returncode == 0, done.stderr[-4000:]
     assert_equal(tmp_path, 2, one_cpu)
 

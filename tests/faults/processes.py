@@ -55,7 +55,7 @@ class Pair:
         if rank == self._absent:
             os.kill(os.getpid(), signal.SIGKILL)
         fabric.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
-        heartbeat.MOST_SECONDS_WITHOUT_ANSWER = 4
+        heartbeat.MOST_SECONDS_WITHOUT_ANSWER, heartbeat.SECONDS_TO_NAME = 4, 2
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._port, "RANK": rank, "LOCAL_RANK": rank}
         world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "faults"}
         os.environ.update({name: str(value) for name, value in {**place, **world}.items()})

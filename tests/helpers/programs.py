@@ -16,9 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,7 +33,8 @@ from helpers.scripts import ROOT
 
 TESTS = ROOT / "tests"
 LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
-PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.stacked.vectorized", "torch.utils.tensorboard"]
+PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.stacked.vectorized",
+             "fedbc_lightning.studies.workers", "torch.utils.tensorboard"]  # fmt: skip
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 Words = Sequence[object]
 """``[-m module | script] argument ...``"""
@@ -113,8 +117,9 @@ def run_fresh(words: Words, cwd: Path, **changes: object) -> subprocess.Complete
 class Forked:
     """A fork of a process that has imported torch, Lightning and us, and done nothing since: that wins seconds.
 
-    All forks have the same hash seed, but this process, fresh ones, and those that forks start have others: what is to
-    be the same again whatever the order of sets is compared with one of these. No ``atexit`` runs in a fork.
+    All forks have the same hash seed, but this process and fresh ones have others: what is to be the same again
+    whatever the order of sets is compared with one of these. No ``atexit`` runs in a fork. The ranks and the workers of
+    studies that a fork starts are forks, too, unless FRESH_STARTS stands in its environment.
     """
 
     def __init__(self, words: Words, cwd: Path, files: Mapping[int, Path], environment: Mapping[str, str]):
@@ -129,6 +134,12 @@ class Forked:
     def poll(self) -> int | None:
         """Its exit status, if it has ended."""
         return self._process.exitcode
+
+    returncode = property(poll)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """Send it SIGKILL."""
@@ -167,6 +178,16 @@ class Forked:
         return subprocess.CompletedProcess(self.words, self.poll(), *self.printed)
 
 
+class Started(Forked):
+    """One that a forked program starts as a command of a new Python, and which prints where that prints."""
+
+    def __init__(self, files: Mapping[int, Path], command: Words, env: Mapping[str, str], cwd: Path | None) -> None:
+        with patch.object(sys, "path", [*sys.path, str(TESTS)]):  # where this file lies
+            super().__init__(command[1:], cwd or Path.cwd(), files, env)
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined] # who waits for its end?
+        files[1].with_suffix(f".{self.pid}").touch()  # it has a session of its own
+
+
 @contextmanager
 def forked(
     words: Words, cwd: Path, environment: Mapping[str, str] | None = None, **changes: object
@@ -180,6 +201,8 @@ def forked(
         finally:
             kill_session(program)
             program.wait()
+            for path in Path(folder).glob("out.*") if program._is_open else ():
+                os.kill(int(path.suffix[1:]), signal.SIGKILL)
 
 
 def run_python(words: Words, cwd: Path, **changes: object) -> subprocess.CompletedProcess[str]:
@@ -263,6 +286,28 @@ def ensure_preloaded() -> None:
         os.chdir(here)
 
 
+def _forks(method: str) -> Any:
+    assert method == "spawn"
+    ensure_preloaded()
+    return START
+
+
+FORKED_WORKERS = SimpleNamespace(get_context=_forks)
+"""In place of ``multiprocessing`` where studies start their workers: forks of a process that has imported torch."""
+
+
+def _fork_what_it_starts(files: Mapping[int, Path]) -> None:
+    """The ranks and the workers of this program are forks, too."""
+    from lightning.fabric.strategies.launchers import subprocess_script
+
+    from fedbc_lightning.studies import workers
+
+    if sys.platform == "linux":  # the process that has forked this one forks those
+        forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+        subprocess_script.subprocess = SimpleNamespace(Popen=partial(Started, files))  # type: ignore[attr-defined]
+        workers.multiprocessing = FORKED_WORKERS  # type: ignore[attr-defined]
+
+
 def take_streams(files: Mapping[int, Path]) -> None:
     """Have these as standard input, output and error; a terminal is then the controlling one."""
     os.setsid()
@@ -270,7 +315,7 @@ def take_streams(files: Mapping[int, Path]) -> None:
     for stream, path in files.items():
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), stream)
         if not os.isatty(stream):
-            fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
+            fcntl.flock(stream, fcntl.LOCK_SH)  # until it is closed by all
 
 
 def _become(command: list[str], cwd: str, environment: dict[str, str], files: Mapping[int, Path]) -> None:
@@ -284,6 +329,9 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: Ma
     os.environ.update(environment)
     torch.set_num_threads(1)
     settle_lightning()
+    # Keys of a terminal are for a group of processes, to which no fork of another process belongs.
+    if 0 not in files and "FRESH_STARTS" not in environment:
+        _fork_what_it_starts(files)
     torch.seed()
     np.random.seed()
     sys.path[:] = [path for path in sys.path if not path.startswith(str(TESTS))]  # pytest's

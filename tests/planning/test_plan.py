@@ -135,10 +135,9 @@ def test_fine_tuning_on_held_out_clients_is_part_of_an_evaluation(tmp_path, monk
     assert found.evaluation_seconds > 0.6
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_several_processes_share_the_clients(tmp_path):
     one = make_trainer(tmp_path).plan(make_model(), BoringData(), FedAvg())
-    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_fork")
     two = trainer.plan(make_model(), BoringData(), FedAvg())
     assert (one.num_processes, two.num_processes) == (1, 2)
     assert (one.num_steps, one.bytes_up) == (two.num_steps, two.bytes_up)
