@@ -59,6 +59,7 @@ RUN = [
     Parameter("lr_scheduler", "null", "Scheduler of that optimizer, stepped once per local epoch."),
     Parameter("ckpt_path", "null", "Checkpoint or run folder to resume; ``last``: the newest run of this name."),
     Parameter("other_seed", "false", "Whether a checkpoint that was trained with another seed may be resumed."),
+    Parameter("strict", "false", "Whether a checkpoint of other settings, data or code is refused, and not warned of."),
 ]
 """Keys outside of the sections, which :class:`~fedbc_lightning.cli.federated.FederatedCLI` adds itself."""
 

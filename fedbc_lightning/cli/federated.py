@@ -48,8 +48,8 @@ USAGES = {"export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"}
 class SaveRunConfig(SaveConfigCallback):
     """Writes the parsed config into a new run folder at the start of ``fit``, on rank 0; a resumed run keeps its file.
 
-    ``ckpt_path`` and ``other_seed`` are reset, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same
-    from the start.
+    Settings of a resumed run are reset, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same from the
+    start.
     """
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
@@ -64,7 +64,7 @@ class SaveRunConfig(SaveConfigCallback):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
-        config["ckpt_path"], config["other_seed"] = None, False
+        config["ckpt_path"], config["other_seed"], config["strict"] = None, False, False
         self.parser.dump_header = [version(), f"code {code_hash()}"]
         with trainer.recorder.disk_told(), replacing(path) as partial:
             self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)
@@ -169,7 +169,7 @@ class FederatedCLI(private_cli.OpenCLI):
             owner: Any = type(self) if name == "partition" else self.trainer_class
             command = self.command_parser(owner, name, **options)
             group.add_subcommand(name, command, help=SUBCOMMANDS[name])
-            for key, kind in {"ckpt_path": str, "other_seed": bool}.items():
+            for key, kind in {"ckpt_path": str, "other_seed": bool, "strict": bool}.items():
                 if key not in self.command_arguments(name):  # config.yaml has the keys of fit, so all must take them
                     command.add_argument(f"--{key}", type=kind | None, default=None, help=SUPPRESS)
             if name == "export":
@@ -251,6 +251,7 @@ class FederatedCLI(private_cli.OpenCLI):
             scheduler = instantiate_class(optimizer, lr_scheduler) if lr_scheduler else None
             return self.configure_optimizers(module, optimizer, scheduler)
 
+        configure_optimizers.settings = {"optimizer": chosen, "lr_scheduler": lr_scheduler}  # type: ignore[attr-defined]
         self.model.configure_optimizers = MethodType(configure_optimizers, self.model)
 
     # what is run

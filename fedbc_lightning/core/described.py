@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import random
 import types
@@ -17,6 +18,8 @@ from fedbc_lightning.core.private_torch import writes_into
 
 # Largest number of values that are compared in a round; further ones are ignored
 MAX_VALUES = 20_000
+# Depth to which the attributes of objects inside of objects are hashed; those of some lead back to the first one
+MAX_DEPTH = 8
 # Random numbers that a module draws from a generator of its own depend on which clients were trained before.
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
@@ -58,6 +61,38 @@ class Budget:
         # No container is made here, which would lend its id to the next one and so seem to be known.
         is_opaque = type(value).__module__.partition(".")[0] in LIBRARIES or not hasattr(value, "__dict__")
         return id(value) if is_opaque else (id(value), self.describe(vars(value)))
+
+
+def content_hash(value: Any) -> str:
+    """Return 16 digits of a hash of the numbers and texts that a value holds, equal in every process.
+
+    Tensors and arrays count by dtype, shape and bytes; of other objects their attributes, or else their class.
+    """
+    found = hashlib.sha256()
+    _hash_into(found, value, depth=0)
+    return found.hexdigest()[:16]
+
+
+def _hash_into(found: Any, value: Any, depth: int) -> None:
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        tensor = value.detach().cpu().contiguous()
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, (np.ndarray, np.generic)):
+        found.update(f"{value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        found.update(f"{value!r} ".encode())
+    elif isinstance(value, (list, tuple, dict)):
+        parts = [*value.items()] if isinstance(value, dict) else value
+        found.update(f"{type(value).__name__} of {len(parts)} ".encode())
+        for part in parts:
+            _hash_into(found, part, depth + 1)
+    elif hasattr(value, "__array__"):  # such as an image
+        _hash_into(found, np.asarray(value), depth)
+    elif hasattr(value, "__dict__") and depth < MAX_DEPTH:
+        _hash_into(found, (type(value).__qualname__, vars(value)), depth + 1)
+    else:
+        found.update(type(value).__qualname__.encode())
 
 
 def _sum(tensor: Tensor) -> float:

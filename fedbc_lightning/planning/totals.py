@@ -16,7 +16,7 @@ from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_checkpoint import hyper_parameters, run_checkpoint, states_of_users
+from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 from fedbc_lightning.state.file_rows import NUM_SLOTS
 
 NUM_FIRST = 10
@@ -158,7 +158,7 @@ def checkpoint_bytes(run: Run) -> int:
     # A checkpoint of the real content is serialised, but nothing is kept: tensors, names and callbacks all count.
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
-    content = run_checkpoint(run, hyper_parameters(run), states_of_users(run), no_rows, is_last=True)
+    content = run_checkpoint(run, states_of_users(run), no_rows, is_last=True)
     torch.save(content, sink)
     return sink.size
 

@@ -14,7 +14,7 @@ LAST = Path("checkpoints", "last.ckpt")
 TABLES = ("metrics.csv", "clients.csv", "evaluation.csv")
 
 _MADE_AT_THE_START = re.compile(
-    r"(\.lock|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
+    r"(\.lock|run\.json|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
     r"events\.out\.tfevents\..*)(\.tmp)?"
 )
 

@@ -85,7 +85,7 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     heartbeat: AbstractContextManager[None] = nullcontext()
     if fabric.world_size > 1:
         heartbeat = Heartbeat(fabric).held(lambda: _how_to_resume(trainer, request, progress.log_dir))
-    requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
+    requeued = slurm.requeued(progress, is_first=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         run, result = perform(request, lock)
     if file is None:

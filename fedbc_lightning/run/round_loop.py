@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -50,12 +52,20 @@ class RoundLoop:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
         run, progress = self._run, self._progress
         failure: BaseException | None = None
+        if self._is_resumed and self._is_over():
+            rank_zero_info(
+                f"'{self._recorder.folder}' has finished: {progress.finished_round} rounds. Nothing is done; a larger "
+                "trainer.max_rounds goes on with it."
+            )
+            self._federation.load_global()
+            self._recorder.close(None)
+            return
         with self._interrupts:
             try:
                 self._call_start_hooks()
                 if not self._is_resumed:
                     self._start()
-                while progress.finished_round < run.settings.max_rounds and not progress.should_stop:
+                while not self._is_over():
                     self._advance()
                     check()
             except BaseException as error:
@@ -77,6 +87,9 @@ class RoundLoop:
         self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
         say_that_it_diverged(run, self._recorder.folder)
+
+    def _is_over(self) -> bool:
+        return self._progress.finished_round >= self._run.settings.max_rounds or self._progress.should_stop
 
     def _open_rows(self) -> None:
         """Open the clients' rows if they lie in a file."""

@@ -19,6 +19,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.run.identity import Identity
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state.declaration import ClientStore, ServerState
@@ -38,6 +39,7 @@ class Run:
         progress: How far the run has come.
         lock: Locks the run folder.
         path: Checkpoint from which the run was restored; None if it begins anew.
+        identity: What makes the run this one.
         user: The user's module.
         datamodule: The data of the clients.
         hooks: The hooks of callbacks and of the user's module.
@@ -53,11 +55,17 @@ class Run:
     progress: Progress
     lock: RunLock
     path: Path | None
+    identity: Identity
 
     def __post_init__(self) -> None:
         """Show the parts of the federation that belong to the user."""
         self.user, self.datamodule = self.federation.user, self.federation.datamodule
         self.hooks, self.shim = self.user.hooks, self.user.shim
+
+    @property
+    def settings_used(self) -> dict[str, Any]:
+        """The hyper-parameters by dotted names, with the engine that ``auto`` has chosen, which a resumed run keeps."""
+        return self.identity.settings | {"trainer.engine": self.federation.engine_kind}
 
     def has_split(self, split: str) -> bool:
         """Return whether there is data of the split, of any client or shared by all."""
@@ -91,6 +99,7 @@ class Request(NamedTuple):
         ckpt_path: Checkpoint from which the run is restored, ``last``, or None.
         task: Function that does the work with the run that was set up, and returns the result of the verb.
         takes_other_seed: Whether the run may resume with another seed than that of its checkpoint.
+        is_strict: Whether a run is refused that differs from its checkpoint in settings, code, data or versions.
     """
 
     fn: TrainerFn
@@ -100,6 +109,7 @@ class Request(NamedTuple):
     ckpt_path: str | os.PathLike | None
     task: Callable[[Run], Any]
     takes_other_seed: bool = False
+    is_strict: bool = False
 
 
 @dataclass

@@ -15,8 +15,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, measured
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
+from fedbc_lightning.run.hyper_parameters import say_what_is_left_out
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_checkpoint import say_what_is_left_out
 from fedbc_lightning.run.tables import read_rows
 
 # A step of such a model is shorter than the hand-over of work to torch's threads, above all beside other programs.

@@ -20,8 +20,9 @@ from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run import slurm
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_checkpoint import class_names, hyper_parameters, run_checkpoint, states_of_users
+from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.tables import RunLog
 from fedbc_lightning.state import checkpoint
@@ -47,7 +48,7 @@ class Recorder:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._hyper_parameters = run, hyper_parameters(run)
+        self._run = run
         self._is_writer = run.fabric.is_global_zero
         resumed = run_folder.run_of(run.path) if run.path is not None else None
         folder = resumed or Path()
@@ -159,7 +160,7 @@ class Recorder:
                 overwrite them there, so that other checkpoints lack them: these can evaluate z but not resume a run.
         """
         states = states_of_users(self._run) if states is None else states
-        return run_checkpoint(self._run, self._hyper_parameters, states, self._tables.num_rows, is_last=is_last)
+        return run_checkpoint(self._run, states, self._tables.num_rows, is_last=is_last)
 
     def result(self) -> FitResult:
         """Return what has been recorded so far."""
@@ -188,11 +189,12 @@ class Recorder:
         return self._write_seconds <= MAX_SHARE_OF_TIME * passed
 
     def _describe_run(self) -> None:
-        """Write the partition and its picture, and give other loggers the hyper-parameters."""
+        """Write what the run is, the partition and its picture, and give other loggers the hyper-parameters."""
         from PIL import Image
 
         from fedbc_lightning.data.partition_report import save_partition_report
 
+        self._run.identity.write(self.folder, slurm.job_id())
         save_partition_report(self._run.datamodule, self.folder)
         for logger in self.loggers:
             if isinstance(logger, both(TensorBoardLogger)):
@@ -200,7 +202,7 @@ class Recorder:
                     logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
             else:
                 with suppress(NotImplementedError):
-                    logger.log_hyperparams(self._hyper_parameters)
+                    logger.log_hyperparams(self._run.settings_used)
 
     def _show(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         """Write what TensorBoard shows of a round beside the curves."""
@@ -219,7 +221,7 @@ class Recorder:
         """Show settings and ``config.yaml``, where the command line has written one, in the tabs HPARAMS and TEXT."""
         from torch.utils.tensorboard.summary import hparams
 
-        settings, config = class_names(self._run) | self._hyper_parameters, self.folder / "config.yaml"
+        settings, config = self._run.settings_used, self.folder / "config.yaml"
         text = config.read_text(encoding="utf-8") if config.is_file() else yaml.safe_dump(settings, sort_keys=False)
         logger.experiment.add_text("config", f"```yaml\n{text}\n```", 0)
         given = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in settings.items()}

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.distributed.interrupts import StoppedError
@@ -27,43 +26,27 @@ def job_id() -> str | None:
     return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
-def note_of(folder: Path) -> Path | None:
-    """Return the file in an experiment's folder that names the checkpoint this job wrote before it was requeued."""
-    job = job_id()
-    return None if job is None else folder / f"requeued_{job}.txt"
-
-
-def checkpoint_before(folder: Path) -> Path | None:
-    """Return the checkpoint that this job wrote before it was requeued; None if it was not."""
-    note = note_of(folder)
-    return Path(note.read_text(encoding="utf-8").strip()) if note is not None and note.is_file() else None
+def was_requeued() -> bool:
+    """Return whether SLURM starts this job again: because it was asked to, was preempted, or lost a node."""
+    return job_id() is not None and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 @contextmanager
-def requeued(experiment: Path, fn: TrainerFn, progress: Progress, *, is_writer: bool) -> Iterator[None]:
+def requeued(progress: Progress, *, is_first: bool) -> Iterator[None]:
     """Requeue the job if SIGUSR1 stopped the run; ``sbatch --signal=SIGUSR1@90`` sends it 90 s before the time limit.
 
-    A note in the experiment's folder names the checkpoint from which the requeued job resumes; a run that finishes
-    removes the note.
-
     Args:
-        experiment: Folder of all runs of this name.
-        fn: The verb; only training runs have a note.
         progress: How far the run has come; it tells the run folder.
-        is_writer: Whether this process writes the note.
+        is_first: Whether this is the process that asks SLURM.
     """
-    note = note_of(experiment) if is_writer else None
     try:
         yield
     except StoppedError as stop:
-        last = Path(progress.log_dir or "") / run_folder.LAST
+        last, job = Path(progress.log_dir or "") / run_folder.LAST, job_id()
         # Only now is the checkpoint complete: the recorder has written it while the exception passed through the loop.
-        if stop.number == signal.SIGUSR1 and note is not None and last.is_file():
-            note.write_text(f"{last.resolve()}\n", encoding="utf-8")
-            _requeue(str(job_id()))
+        if stop.number == signal.SIGUSR1 and is_first and job is not None and last.is_file():
+            _requeue(job)
         raise
-    if note is not None and fn == TrainerFn.FITTING:
-        note.unlink(missing_ok=True)
 
 
 def _requeue(job: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core.described import content_hash
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_torch import writes_into
 
@@ -93,7 +93,7 @@ class FrozenParameters:
         Raises:
             ConfigurationError: A value is another one than at the last call; the message names the parameter.
         """
-        found = {name: _hash(parameter) for name, parameter in self.large().items()}
+        found = {name: content_hash(parameter) for name, parameter in self.large().items()}
         changed = [name for name, value in found.items() if self._hashes.get(name, value) != value]
         if changed:
             raise ConfigurationError(
@@ -148,10 +148,3 @@ class FrozenParameters:
         dtype = None if any(parameter.device.type == "mps" for parameter in parameters) else torch.float64
         sums = [parameter.sum(dtype=dtype) for parameter in parameters]
         return torch.stack(sums).cpu() if sums else torch.empty(0)
-
-
-def _hash(parameter: Tensor) -> str:
-    tensor = parameter.cpu().contiguous()
-    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]

@@ -23,6 +23,7 @@ from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
+from fedbc_lightning.run.beginning import begin, prepare
 from fedbc_lightning.run.evaluation_hooks import evaluate_once
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.processes import run_in_processes
@@ -30,7 +31,7 @@ from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
-from fedbc_lightning.run.set_up import begin, find_beginning, make_shim, set_up
+from fedbc_lightning.run.set_up import make_shim, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
@@ -74,6 +75,7 @@ class FederatedTrainer(RunView):
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
         other_seed: bool = False,
+        strict: bool = False,
     ) -> FitResult:
         """Train the model on the clients; it holds z afterwards.
 
@@ -81,10 +83,13 @@ class FederatedTrainer(RunView):
             model: Any LightningModule with automatic optimization.
             datamodule: A FederatedDataModule; wrap any other in PartitionedDataModule.
             algorithm: The federated algorithm, e.g. ``FedBC(dual_lr=1e-3)``.
-            ckpt_path: Checkpoint from which to resume as if the run had never stopped; ``last``: that of the newest run
-                of this name; if there is no such run, a warning says so and a new run starts. None: start a new run.
+            ckpt_path: Checkpoint from which to resume as if the run had never stopped; ``last``: that of this run, as
+                settings and partition tell it; if there is none, a warning says so and a new run starts. None: start
+                a new run.
             other_seed: Whether the run may resume with another seed than that of the checkpoint. The later rounds are
                 then not those of an uninterrupted run, so it is an error otherwise.
+            strict: Whether it is an error, and not a warning, if settings, data, the code of model, data or method, or
+                the version of torch are not those of the checkpoint.
 
         Returns:
             What the run has recorded: tables, the best round, paths, and a plot. After Ctrl-C, ``trainer.result`` is
@@ -93,7 +98,7 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: A setting cannot be honoured.
         """
-        return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
+        return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed, strict)
 
     def validate(
         self,
@@ -225,7 +230,7 @@ class FederatedTrainer(RunView):
 
     def _launch(
         self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
-        task: Callable[[Run], Any], takes_other_seed: bool = False,
+        task: Callable[[Run], Any], takes_other_seed: bool = False, is_strict: bool = False,
     ) -> Any:  # fmt: skip
         """Run a task in all processes, and return its result."""
         # Before anything is started or written: a mistake in what is given costs no process and no folder.
@@ -233,7 +238,7 @@ class FederatedTrainer(RunView):
         check_module(model)
         check_datamodule(datamodule, model)
         check_algorithm(algorithm)
-        request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed)
+        request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed, is_strict)
         # Lightning's callbacks ask trainer.state.fn whether they see a fit.
         self.state.fn = fn
         self.progress = self.progress.of_next_run()
@@ -253,15 +258,15 @@ class FederatedTrainer(RunView):
     def _perform(self, request: Request, lock: RunLock) -> tuple[Run, Any]:
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
-        beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
         shim = make_shim(self, fabric, request)
         hooks = Hooks(shim, model, with_callbacks_of(model, self.callbacks))
         shim.set(callbacks=hooks.callbacks)
         with preserved_globals(fabric.device), ExitStack() as at_the_end:
             at_the_end.callback(model.cpu)  # where lightning.Trainer leaves it, too
-            run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
+            identity, beginning = prepare(request, settings, fabric, lock, self._run)
+            run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, identity, beginning)
             at_the_end.callback(run.tear_down)
-            begin(run, beginning, takes_other_seed=request.takes_other_seed)
+            begin(run, beginning, request)
             return run, request.task(run)
 
     def _train(self, run: Run) -> FitResult:

@@ -218,10 +218,11 @@ def test_batch_norm_without_its_statistics_is_refused(tmp_path):
 
 
 def test_another_choice_is_refused_on_resume(tmp_path):
-    make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"]).fit(make_model(Plain), BoringData(), FedAvg())
+    trainer = make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"])
+    last = trainer.fit(make_model(Plain), BoringData(), FedAvg()).checkpoint
     for other in (None, ["net.2.bias"]):
         with pytest.raises(ConfigurationError, match=r"local_parameters is net\.2\.weight, net\.2\.bias there"):
-            make_trainer(tmp_path, local_parameters=other).fit(make_model(Plain), BoringData(), FedAvg(), "last")
+            make_trainer(tmp_path, local_parameters=other).fit(make_model(Plain), BoringData(), FedAvg(), last)
 
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)

@@ -28,9 +28,9 @@ if os.environ.get("LOCAL_RANK") == os.environ.get("ABSENT_RANK", "none"):
 
 
 class Module(LightningModule):
-    def __init__(self, seconds: float = 0.0, failing_rank: int = -1, returns_loss: bool = True):
+    def __init__(self, failing_rank: int = -1, returns_loss: bool = True):
         super().__init__()
-        self.net, self.seconds = torch.nn.Linear(4, 3), seconds
+        self.net, self.seconds = torch.nn.Linear(4, 3), float(os.environ.get("STEP_SECONDS", 0))
         self.failing_rank, self.returns_loss = failing_rank, returns_loss
 
     def training_step(self, batch, batch_idx):
@@ -82,7 +82,7 @@ def last(folder: Path, run: str = "FedAvg-0") -> dict:
 
 def kill(folder: Path, rank: int, *words: object, after: int, **given: Any) -> tuple[int, str]:
     """Exit status and words of a run of which one process is killed in the round ``after``."""
-    with forked(command(folder, *words, "--model.seconds", 0.03, **given), folder) as program:
+    with forked(command(folder, *words, **given), folder, STEP_SECONDS=0.03) as program:
         wait_until(lambda: has_done(folder, after), program)
         os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
         return ended(program)
@@ -146,7 +146,7 @@ def test_a_process_that_never_comes_ends_the_start(project):
 
 
 def test_a_wait_for_a_stopped_process_answers_signals(project):
-    with forked(command(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000), project) as program:
+    with forked(command(project, "--trainer.max_rounds", 1000), project, STEP_SECONDS=0.01) as program:
         wait_until(lambda: has_done(project, 2), program)
         os.kill(int((project / "rank1.pid").read_text()), signal.SIGSTOP)
         time.sleep(1.5)

@@ -122,8 +122,15 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(project):
     assert (project / "scontrol.log").read_text() == "requeue 7\n"
     assert "job 7 is in the queue again" in done.stderr
     again = ["--trainer.max_rounds", "4", "--trainer.callbacks.number", 0]
-    done = run(project, *again, **slurm)
-    assert done.returncode == 0, done.stderr
-    assert "this job was requeued, and goes on from" in done.stderr
-    assert last_round(project) == 4
-    assert not list(project.glob("runs/tiny/requeued_*"))
+    slurm["SLURM_RESTART_COUNT"] = 1
+    for said in ("goes on from 'runs/tiny/FedAvg-0/", "has finished: 4 rounds. Nothing is done"):
+        done = run(project, *again, **slurm)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stderr + done.stdout
+        assert last_round(project) == 4
+    # The next line of the script has not begun yet, and the one that another job has done is not its own.
+    for job, numbers in ((7, 2), (8, 3)):
+        slurm["SLURM_JOB_ID"] = job
+        done = run(project, *again, "--model.lr", 0.2, **slurm)
+        assert done.stdout.count("round ") == 4, done.stdout
+        assert len(list(project.glob("runs/tiny/FedAvg-0*"))) == numbers

@@ -193,13 +193,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="stop here"):
         fit(tmp_path / "broken", fails_at=(3, 2))
     assert_equal_trees(whole, fit(tmp_path / "broken", ckpt_path="last"))
+    last = tmp_path / "broken/default/FedAvg-1/checkpoints/last.ckpt"
     with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules is continue there, fresh here"):
-        make_trainer(tmp_path / "broken").fit(make_model(Scheduled), BoringData(), FedAvg(), ckpt_path="last")
+        make_trainer(tmp_path / "broken").fit(make_model(Scheduled), BoringData(), FedAvg(), last)
     said = rf"local_schedules was continue \(for max_rounds: {ROUNDS}\) when .* \(for max_rounds: {ROUNDS + 1}\)"
     longer = make_trainer(tmp_path / "broken", max_rounds=ROUNDS + 1, local_schedules="continue", **local)
     model = make_model(Scheduled, make=make, interval=interval)
     with pytest.warns(UserWarning, match=said):
-        longer.fit(model, BoringData(), FedAvg(), ckpt_path="last")
+        longer.fit(model, BoringData(), FedAvg(), ckpt_path=last)
 
 
 class Overflows(BoringModel):

@@ -184,7 +184,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path):
     )
     assert tested["loss/heldout_finetuned"] == float(tables(whole)["metrics"][-1]["loss/heldout_finetuned"])
     with pytest.raises(ConfigurationError, match="sha256 of the indices"):
-        fit(tmp_path / "parts", BoringData(heldout_clients=[0]), resume="last", max_rounds=4)
+        fit(tmp_path / "parts", BoringData(heldout_clients=[0]), resume=parts.result.checkpoint, max_rounds=4)
     held = BoringData(heldout_clients=0.3)
     with pytest.raises(ConfigurationError, match=f"client {held.heldout[0]} is held out"):
         make_trainer(tmp_path, **options).export(

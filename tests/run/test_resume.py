@@ -139,7 +139,7 @@ class OtherData(BoringData):
 def test_a_checkpoint_of_something_else_is_refused_by_name(finished, model, data, algorithm, message):
     root, before = Path(finished.default_root_dir), {p: p.read_bytes() for p in Path(finished.log_dir).rglob("*.csv")}
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(root).fit(make_model(model), data(), algorithm(), ckpt_path="last")
+        make_trainer(root).fit(make_model(model), data(), algorithm(), finished.result.checkpoint)
     assert [p.name for p in (root / "default").iterdir()] == ["FedAvg-1"]
     assert {path: path.read_bytes() for path in Path(finished.log_dir).rglob("*.csv")} == before
 
@@ -150,10 +150,10 @@ def test_other_parts_of_a_method_warn_by_name(tmp_path):
     def composed(rule, lr):
         return ComposedAlgorithm([WeightedAverage("uniform", rule), ServerSGD(lr)])
 
-    make_trainer(tmp_path, max_rounds=1).fit(make_model(), BoringData(), composed(CoordinateMedian(), 0.5))
+    before = make_trainer(tmp_path, max_rounds=1).fit(make_model(), BoringData(), composed(CoordinateMedian(), 0.5))
     resumed = composed(TrimmedMean(0.3), 0.7)
-    with pytest.warns(UserWarning, match="the run goes on with the new value") as caught:
-        make_trainer(tmp_path, max_rounds=2).fit(make_model(), BoringData(), resumed, ckpt_path="last")
+    with pytest.warns(UserWarning, match="the run goes on as it is now") as caught:
+        make_trainer(tmp_path, max_rounds=2).fit(make_model(), BoringData(), resumed, before.checkpoint)
     said = " ".join(str(warning.message) for warning in caught)
     assert "algorithm.parts.0.rule was CoordinateMedian when" in said
     assert "is TrimmedMean now" in said

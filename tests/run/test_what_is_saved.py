@@ -93,7 +93,7 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     assert saved["callbacks"] == {"Keeps": {"kept": 1.5, "more": [(1.5,)]}}
     assert saved["mine"] == {"best": 0.25}
     callback = Keeps()
-    fit(tmp_path, callback, max_rounds=3)
+    fit(tmp_path, callback, make_model(SavesMore), max_rounds=3)
     assert type(callback.kept) is float
 
 

@@ -1,0 +1,194 @@
+"""A run is its content: ``last``, a requeued job and a resumed run know it by its settings, data, code and versions."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.described import GENERATORS, content_hash
+from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.origin import PACKAGE, source_hash
+from fedbc_lightning.core.seeding import preserved_globals, seed_globals
+from fedbc_lightning.core.storable import plain_values
+from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
+from fedbc_lightning.data.datasets import num_items
+from fedbc_lightning.data.own_batches import OwnBatches
+from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
+from fedbc_lightning.run.settings import RunSettings
+
+NAME = "run.json"
+"""File in a run folder that says what the run is."""
+
+# Number of clients, evenly chosen, whose first and last samples are hashed
+MAX_CLIENTS = 256
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this one.
+
+    Attributes:
+        settings: Hyper-parameters of trainer, method and model by dotted names, the seed, and the classes' names.
+        partition: Hash of which samples each client has.
+        samples: Hashes of the first and the last sample of each split, by client; those of streams are not known.
+        code: Hashes of the sources of the user's classes, by their names, and of the layers that the model has.
+        versions: Versions of torch and of this package.
+    """
+
+    settings: dict[str, Any]
+    partition: str
+    samples: dict[str, str]
+    code: dict[str, str]
+    versions: dict[str, str]
+
+    @property
+    def hash(self) -> str:
+        """Twelve digits that stand for all of it."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def content(self) -> dict[str, Any]:
+        """Return all but the settings, for a checkpoint, which holds those that the run has found as well."""
+        return {name: value for name, value in asdict(self).items() if name != "settings"}
+
+    def differences(self, saved: Identity) -> list[str]:
+        """Describe how a run that was saved differs from this one, a line for each setting and part."""
+        found = [
+            (name, saved.settings.get(name), self.settings.get(name))
+            for name in sorted({*saved.settings, *self.settings})
+            if not self._agrees(saved, name)
+        ]
+        found += [(k, v, self.versions[k]) for k, v in saved.versions.items() if self.versions.get(k, v) != v]
+        lines = [f"{name} was {old} when the checkpoint was written and is {new} now" for name, old, new in found]
+        for what, there, here in (("code", saved.code, self.code), ("data", saved.samples, self.samples)):
+            other = [name for name in there if name in here and there[name] != here[name]]
+            if other:
+                more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+                lines.append(f"{what}: {other[0]}{more} changed after the checkpoint was written")
+        return lines
+
+    def is_of(self, saved: Identity, free: Collection[str] = ()) -> bool:
+        """Return whether a run that was saved is this one: the same settings, but for free ones, and partition."""
+        names = {*saved.settings, *self.settings}.difference(free)
+        return saved.partition == self.partition and all(self._agrees(saved, name) for name in names)
+
+    def _agrees(self, saved: Identity, name: str) -> bool:
+        # Another version of this package may lack an option, or call it by another name.
+        is_known = name.startswith(("model.", "optimizer")) or (name in saved.settings and name in self.settings)
+        return not is_known or saved.settings.get(name) == self.settings.get(name)
+
+    def write(self, folder: Path, job: str | None) -> None:
+        """Write ``run.json`` into a run folder, with the job of a cluster that does the run, if any."""
+        write_text(folder / NAME, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n")
+
+
+def read(folder: Path) -> tuple[Identity, str | None] | None:
+    """Return the identity of a run and its job; None for a folder of an older version, or if it cannot be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return Identity(**{name: content[name] for name in Identity.__dataclass_fields__}), content["job"]
+    return None
+
+
+def identify(
+    model: LightningModule,
+    datamodule: FederatedDataModule,
+    algorithm: FederatedAlgorithm,
+    settings: RunSettings,
+    seed: int,
+) -> Identity:
+    """Return the identity of what the user asks for, once the data are set up.
+
+    Args:
+        model: The user's module.
+        datamodule: The data.
+        algorithm: The method.
+        settings: What the user chose.
+        seed: Seed of the run.
+    """
+    parts: dict[str, Any] = {"model": model, "data": datamodule.users_module, "algorithm": algorithm}
+    described = {
+        **flat("trainer", settings.compared()),
+        "seed": seed,
+        "data.batch_size": datamodule.batch_size,
+        **flat("algorithm", vars(algorithm)),
+        **flat("model", _arguments(model) | kept_hparams(model.hparams_initial)),
+        **flat("optimizer", getattr(model.configure_optimizers, "settings", {})),
+        **{name: type(part).__name__ for name, part in parts.items()},
+    }
+    kinds: list[Any] = [type(part) for part in parts.values()]
+    code = {f"the class {kind.__qualname__}": source_hash(kind) for kind in kinds}
+    code["the layers of the model"] = content_hash(re.sub("0x[0-9a-f]+", "", repr(model)))
+    return Identity(
+        # As they are read again, with lists for tuples
+        settings=json.loads(json.dumps(plain_values(described))),
+        partition=datamodule.partition_hash(),
+        samples=samples_of(datamodule),
+        code={name: found for name, found in code.items() if found},
+        versions={"torch": str(torch.__version__), PACKAGE: version(PACKAGE)},
+    )
+
+
+def _arguments(model: LightningModule) -> dict[str, Any]:
+    """Return what a module keeps of the arguments of its ``__init__`` under the same names."""
+    makers = [vars(kind)["__init__"] for kind in type(model).__mro__[:-1] if "__init__" in vars(kind)]
+    names = {name for maker in makers for name in inspect.signature(maker).parameters}
+    return {name: value for name, value in vars(model).items() if name in names}
+
+
+class _Ends(Dataset):
+    """Hashes of the first and the last samples of data sets."""
+
+    def __init__(self, datasets: list[Any]) -> None:
+        self._datasets = datasets
+
+    def __len__(self) -> int:
+        return len(self._datasets)
+
+    def __getitem__(self, index: int) -> str:
+        dataset = self._datasets[index]
+        found = []
+        for k in (0, num_items(dataset) - 1):
+            seed_globals(0, torch.device("cpu"))  # a sample may be augmented
+            with suppress(Exception):  # training will say what is wrong with it
+                found.append(dataset[k])
+        return content_hash(found)
+
+
+def samples_of(datamodule: FederatedDataModule) -> dict[str, str]:
+    """Return hashes of the first and the last sample of each split of clients, by names for messages."""
+    number = min(datamodule.num_clients, MAX_CLIENTS)
+    clients = np.linspace(0, datamodule.num_clients - 1, number, dtype=int).tolist()
+    found = {
+        f"{split} data of client {client}": dataset
+        for client in clients
+        for split in SPLITS
+        if _can_be_read(dataset := datamodule.client_dataset(client, split))
+    }
+    # In workers where the run has some: a file that is opened before they start could not be read by them.
+    num_workers = min(datamodule.loader_options.get("num_workers", 0), len(found))
+    with preserved_globals(torch.device("cpu")):
+        loader = DataLoader(_Ends([*found.values()]), None, num_workers=num_workers, generator=torch.Generator())
+        return dict(zip(found, loader, strict=True))
+
+
+def _can_be_read(dataset: Any) -> bool:
+    """Return whether samples can be read without a trace: streams go on, and so do generators of the data set's own."""
+    if dataset is None or isinstance(dataset, OwnBatches) or not num_items(dataset):
+        return False
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return not any(isinstance(value, GENERATORS) for value in getattr(dataset, "__dict__", {}).values())

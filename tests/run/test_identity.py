@@ -1,0 +1,179 @@
+"""A run is its content: what ``last`` goes on with, and what a resumed run says of other settings, code and data."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
+from torch.utils.data import Dataset, Subset
+
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.core.described import content_hash
+from fedbc_lightning.run.identity import samples_of
+
+PROGRAM = """\
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import TensorDataset
+from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning.partition import IID
+
+SCALE = 1.0
+
+def activation(inputs):
+    return inputs.tanh()
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4))
+
+    def training_step(self, batch, batch_idx):
+        # the loss
+        return SCALE * torch.nn.functional.cross_entropy(activation(self.layers(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+def fit(root, rounds, **options):
+    torch.manual_seed(0)
+    values, labels = torch.randn(40, 4), torch.arange(40) % 3
+    order = torch.arange(40)
+    data = TensorDataset(values[order], labels[order])
+    data = PartitionedDataModule(data, IID(num_clients=2), batch_size=8, seed=0)
+    trainer = FederatedTrainer(max_rounds=rounds, accelerator="cpu", devices=1, logger=False, seed=0,
+                               enable_progress_bar=False, default_root_dir=root)
+    return trainer.fit(Net(), data, FedAvg(), **options)
+"""
+
+CHANGES = {
+    "values": ("torch.randn(40, 4)", "torch.rand(40, 4)", "data: train data of client 0"),
+    "labels": ("torch.arange(40) % 3\n", "torch.arange(40) % 3 + 1\n", "data: train data of client 0"),
+    "order": ("order = torch.arange(40)", "order = torch.arange(40).flip(0)", "data: train data of client 0"),
+    "activation": ("inputs.tanh()", "inputs.sigmoid()", "code: the class Net"),
+    "layer": ("nn.ReLU()", "nn.GELU()", "code: the class Net and 1 more"),
+    "loss": ("functional.cross_entropy", "functional.multi_margin_loss", "code: the class Net"),
+    "constant": ("SCALE = 1.0", "SCALE = 2.0", "code: the class Net"),
+    "optimizer": ("optim.SGD", "optim.Adagrad", "code: the class Net"),
+    "comment": ("# the loss", "# a loss", None),
+}
+
+
+def program(tmp_path, text):
+    path = tmp_path / f"program_{content_hash(text)}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    return program(folder, PROGRAM).fit(folder, 1)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog):
+    old, new, expected = CHANGES[change]
+    assert old in PROGRAM
+    changed = program(tmp_path, PROGRAM.replace(old, new))
+    if expected is None:
+        changed.fit(tmp_path, 1, ckpt_path=begun.checkpoint, strict=True)
+        return
+    with pytest.raises(ConfigurationError, match=f"is refused, as strict asks for it: {expected}"):
+        changed.fit(tmp_path, 1, ckpt_path=begun.checkpoint, strict=True)
+    with pytest.warns(UserWarning, match=f"{expected}.*changed after the checkpoint was written; the run goes on"):
+        changed.fit(tmp_path, 2, ckpt_path=shutil.copy(begun.checkpoint, tmp_path))
+
+
+def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
+    """As many lines of one script, each of which is given ``last``; each goes on with its own run, in any order."""
+    asked = {
+        "FedAvg-1": (FedAvg(), {}, {}, {}),
+        "FedAvg-1-1": (FedAvg(), {}, {}, {"heldout_clients": [0]}),
+        "FedAvg-1-2": (FedAvg(), {}, {"lr": 0.2}, {}),
+        "FedAvg-1-3": (FedAvg(), {"local_epochs": 2}, {}, {}),
+        "FedAvg-2": (FedAvg(), {"seed": 2}, {}, {}),
+        "FedBC-1": (FedBC(dual_lr=0.1), {}, {}, {}),
+        "FedBC-1-1": (FedBC(dual_lr=0.2), {}, {}, {}),
+    }
+
+    def last_round_of(name, rounds):
+        algorithm, settings, model, data = asked[name]
+        trainer = make_trainer(tmp_path, **{"local_epochs": 1, **settings, "max_rounds": rounds})
+        found = trainer.fit(make_model(**model), BoringData(**data), algorithm, ckpt_path="last")
+        return found.folder.name, found.last_round
+
+    for rounds, names in ((1, [*asked]), (2, [*reversed(asked)])):
+        assert [last_round_of(name, rounds) for name in names] == [(name, rounds) for name in names]
+    said = [message for message in caplog.messages if "is another run" in message]
+    assert len(said) == len(asked) - 1
+    assert "its clients have other samples" in said[0]
+    assert "model.lr was 0.1 when the checkpoint was written and is 0.2 now" in said[1]
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tmp_path, caplog):
+    def fit():
+        trainer, model = make_trainer(tmp_path, max_rounds=1, logger=True), make_model()
+        return trainer.fit(model, BoringData(), FedAvg(), ckpt_path="last"), model.state_dict()
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    found, state = fit()
+    before = files()
+    again, same = fit()
+    assert again == found
+    assert_equal_trees(same, state)
+    assert files() == before
+    assert f"'{found.folder}' has finished: 1 rounds." in caplog.text
+
+
+class OnDemand(Dataset):
+    """Notes in this process which samples were read."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        return torch.full((6,), float(index)), index
+
+
+class Drawing(Dataset):
+    """Samples of a random generator of its own: to read one would change the run."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.rng.normal(size=6)).float(), index % 3
+
+
+def test_samples_are_read_without_a_trace():
+    data = BoringData()
+    data.client_train_dataset = lambda client: Subset(Drawing(), range(4))
+    assert not [name for name in samples_of(data) if name.startswith("train")]
+    assert [name for name in samples_of(data) if name.startswith("test")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_are_read_where_the_run_reads_them(num_workers):
+    """A file that is opened before the workers start cannot be read by them."""
+    data, seen = BoringData(num_workers=num_workers), []
+    data.client_test_dataset = lambda client: OnDemand(seen)
+    assert len(samples_of(data)) == 2 * data.num_clients
+    assert bool(seen) == (num_workers == 0)
