@@ -112,12 +112,9 @@ def with_frozen_parameters(
 
 
 def load_state(
-    federation: Federation,
-    state: dict[str, Any],
-    module_state: dict[str, Tensor],
-    path: str | Path | None,
+    federation: Federation, state: dict[str, Any], module_state: dict[str, Tensor], path: str | Path | None,
     rows_path: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     """Restore a state that the federation was prepared for.
 
     Args:

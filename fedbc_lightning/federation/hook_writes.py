@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -78,8 +79,13 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     before, scratch = federation.layout.weights(), [each.copy() for each in federation.user.scratch]
     with _taking_settings(federation, hook), federation.user.noting_attributes():
         yield
-    after = federation.layout.weights()
     _say_that_scratch_is_put_back(federation, hook, scratch)
+    _take_written(federation, before)
+
+
+def _take_written(federation: Federation, before: Weights) -> None:
+    """Take what differs from weights before as part of z."""
+    after = federation.layout.weights()
     if not any(gather_objects(federation.fabric, after.differ_from(before))):
         return
     server, written = federation.server, _of_process_0(federation.fabric, after)
@@ -127,36 +133,55 @@ def not_kept_from_evaluation_hooks(federation: Federation, *hooks: str) -> Itera
         federation.bench.say(text)
 
 
-def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
-    """Go back to the beginning of the first round that wrote frozen parameters, and make them buffers.
+@contextmanager
+def beginning_again(
+    federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor], hooked: dict[str, Tensor]
+) -> Iterator[None]:
+    """Make buffers of what a round was found to write, and go back to where its clients began.
+
+    Inside this context the federation is as it was before the round; then what ``on_round_start``, which is not called
+    again, wrote into weights and buffers is in them again.
 
     Args:
         federation: The federation.
-        error: The error that names the parameters.
+        error: The error that names the parameters, or the buffers that change their shape.
         frozen: Values of the frozen parameters before the round, from ``FrozenParameters.copies``.
+        hooked: The same, when the clients began.
 
     Raises:
         WrittenParametersError: Not all of the parameters were copied before the round, or clients' rows in a file
             would have to be made longer.
     """
-    buffers = {place.full_name for place in federation.layout.places}
-    if changing := [name for name in error.names if name in buffers]:
-        federation.rollback()
-        federation.load_global()
-        federation.take_as_changing(changing)
-        return
+    layout, module = federation.layout, federation.user.module
+    changing = [name for name in error.names if name in {place.full_name for place in layout.places}]
     is_in_file = federation.server.round > 1 and federation.clients.file_rows is not None
-    if is_in_file or not set(error.names) <= frozen.keys():
+    if not changing and (is_in_file or not set(error.names) <= frozen.keys()):
         raise error
-    federation.rollback()
-    federation.layout.frozen.put_back(frozen)
-    federation.take_as_buffers(error.names)
     federation.load_global()
-    more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
-    rank_zero_info(
-        f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
-        "networks do: they travel as buffers do (trainer.buffers), and the round begins again."
-    )
+    layout.frozen.put_back(hooked)
+    written = {name: tensor.detach().clone() for name, tensor in _tensors(module)}
+    federation.rollback()
+    layout.frozen.put_back(frozen)
+    federation.load_global()
+    federation.take_as_changing(changing)
+    if not changing:
+        federation.take_as_buffers(error.names)
+        federation.load_global()
+        more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
+        rank_zero_info(
+            f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
+            "networks do: they travel as buffers do (trainer.buffers), and the round begins again."
+        )
+    yield
+    before = layout.weights()
+    for name, tensor in _tensors(module):
+        tensor.data.copy_(written[name])
+    layout.frozen.mark()
+    _take_written(federation, before)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(module.named_parameters(), module.named_buffers())
 
 
 def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor | None]) -> None:

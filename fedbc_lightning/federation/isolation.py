@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
-from fedbc_lightning.core.described import BY_REFERENCE, LIBRARIES, Budget
+from fedbc_lightning.core.described import GENERATORS, LIBRARIES, Budget
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.private_torch import FLAT_WEIGHTS
 from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.kept_optimizers import kept_by
@@ -25,12 +26,12 @@ from fedbc_lightning.state.layout import is_same
 
 # Attributes that torch and Lightning give to every module, which are neither compared nor copied
 OWN = frozenset({*vars(LightningModule()), *vars(LightningDataModule()), "log", "clip_gradients"})
-# Bytes from which on a tensor or an array is not copied, and objects from which on nothing of an owner is
-LARGE, MANY = 2**20, 100_000
+# Bytes from which on a tensor or an array is not copied, and items up to which those of a container are
+LARGE, MANY = 2**20, 1000
 
 
 def check_isolation(federation: Federation) -> None:
-    """Train two clients in both orders, on copies of the user's attributes, and compare the results bit for bit.
+    """Train two clients in both orders, each from the same attributes, and compare the results bit for bit.
 
     Args:
         federation: Before its first round, whose start hooks were called; it is left as it was.
@@ -52,10 +53,10 @@ def check_isolation(federation: Federation) -> None:
         bench.train_loader(client)  # its data set is made, if it is kept, so that this is no change
     with preserved_globals(federation.user.device):
         for order in (clients, clients[::-1]):
-            with shared.copied():
-                before = shared.described()
-                found.append({client: _trained(federation, client) for client in order})
-                after = shared.described()
+            before, put_back = shared.described(), shared.noted()
+            found.append({client: _trained(federation, client) for client in order})
+            after = shared.described()
+            put_back()
             changed |= dict.fromkeys(name for name in {**before, **after} if before.get(name) != after.get(name))
             federation.layout.check_replaced(at_start=True)
             federation.layout.check_trainable(is_round_over=True)
@@ -131,23 +132,20 @@ class SharedAttributes:
             for key, value in _attributes(owner).items()
         }
 
-    @contextmanager
-    def copied(self) -> Iterator[None]:
-        """Let the owners have copies of their attributes inside this context, so that all changes are undone."""
-        memo = {id(each): each for each in self._shared}
-        before = [(owner, _attributes(owner)) for _, owner in self._owners]
-        try:
-            for owner, attributes in before:
-                memo |= {id(large): large for large in _large(attributes, memo)}
-                for key, value in attributes.items():
-                    setattr(owner, key, _copy(value, memo))
-            yield
-        finally:
-            for owner, attributes in before:
+    def noted(self) -> Callable[[], None]:
+        """Return a function that gives the owners the attributes again that they have now, and what these hold."""
+        noted = [
+            (owner, {key: _noted(value) for key, value in _attributes(owner).items()}) for _, owner in self._owners
+        ]
+
+        def put_back() -> None:
+            for owner, attributes in noted:
                 for key in _attributes(owner).keys() - attributes.keys():
                     delattr(owner, key)
                 for key, value in attributes.items():
                     setattr(owner, key, value)
+
+        return put_back
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
@@ -159,23 +157,12 @@ def _attributes(owner: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(owner).items() if key not in OWN and not key.startswith(FLAT_WEIGHTS)}
 
 
-def _large(values: dict[str, Any], known: dict[int, Any]) -> list[Any]:
-    """Return the tensors and arrays in some values that are too large to be copied."""
-    found, seen, stack = list[Any](), set(known), list(values.values())
-    while stack and len(seen) < MANY:
-        value = stack.pop()
-        if id(value) in seen or isinstance(value, BY_REFERENCE):
-            continue
-        seen.add(id(value))
-        if isinstance(value, (Tensor, np.ndarray)):
-            found += [value] if value.nbytes >= LARGE else []
-        else:
-            stack += gc.get_referents(value)
-    return found
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception:  # a lock, an open file, a thread: all clients share it in the check as well
+def _noted(value: Any) -> Any:
+    """Copy a value that code may change in place; large ones, and objects of other classes, are not copied."""
+    if isinstance(value, (Tensor, np.ndarray, *GENERATORS)) and getattr(value, "nbytes", 0) < LARGE:
+        with suppress(Exception):  # a tensor with a graph
+            return copy.deepcopy(value)
+    if not isinstance(value, (dict, list, set, deque)):
         return value
+    plain = plain_values({"": value}) if len(value) <= MANY else {}
+    return plain.get("", copy.copy(value))

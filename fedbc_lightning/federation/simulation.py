@@ -52,12 +52,9 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        participation: Participation,
-        datamodule: FederatedDataModule,
-        algorithm: FederatedAlgorithm,
+        self, participation: Participation, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
         system: System | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.participation, self._buffer_size = participation, algorithm.buffer_size
         self._clock: Clock | None = None
         if system is not None or self._buffer_size is not None:

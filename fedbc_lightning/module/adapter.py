@@ -138,13 +138,9 @@ class UserModule:
     """
 
     def __init__(
-        self,
-        module: LightningModule,
-        fabric: Fabric,
-        hooks: Hooks,
-        shim: ModuleTrainer,
+        self, module: LightningModule, fabric: Fabric, hooks: Hooks, shim: ModuleTrainer,
         datamodule: LightningDataModule,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.module = module
         self.hooks = hooks
         self.shim = shim

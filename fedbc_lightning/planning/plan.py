@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
+from fedbc_lightning.federation.hook_writes import beginning_again, kept_from_start_hooks
 from fedbc_lightning.planning import totals
 from fedbc_lightning.planning.timing import RoundTimer, time_evaluation
 from fedbc_lightning.run.run import Run
@@ -100,7 +100,8 @@ def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
     try:
         return _measure(run, num_processes, start_seconds)
     except WrittenParametersError as error:
-        begin_again(federation, error, frozen)
+        with beginning_again(federation, error, frozen, frozen):
+            pass
         return _measure(run, num_processes, start_seconds)
     finally:
         federation.layout.frozen.put_back(frozen)

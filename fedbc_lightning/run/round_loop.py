@@ -14,12 +14,12 @@ from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import Interrupts, check
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import (
-    begin_again,
+    beginning_again,
     kept_from_round_hooks,
     kept_from_start_hooks,
     not_kept_from_evaluation_hooks,
 )
-from fedbc_lightning.federation.isolation import check_isolation
+from fedbc_lightning.federation.isolation import SharedAttributes, check_isolation
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, refuse_if_nothing_logs
@@ -127,23 +127,31 @@ class RoundLoop:
             federation.layout.check_trainable(f"a hook before round {round}")
         with kept_from_round_hooks(federation, "on_round_start"):
             self._hooks.call("on_round_start")
-        try:
-            if round == 1 and run.settings.check_isolation:
-                check_isolation(federation)
-            metrics = federation.run_round(round)
-        except WrittenParametersError as error:
-            # Only training shows which frozen parameters are written, such as a teacher's moving average. They are
-            # then buffers, the round is repeated with the longer row, and the one before is saved again with them.
-            begin_again(federation, error, self._frozen)
-            self._open_rows()
-            self._recorder.write_again()
-            self._advance()
-            return
+        metrics = self._train(round)
         federation.load_global()
         metrics["time/round_seconds"] = time.perf_counter() - started
         every = run.settings.eval_every_n_rounds
         is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
         self._finish(metrics, self._evaluate(round) if is_evaluated else Evaluation())
+
+    def _train(self, round: int) -> dict[str, float]:
+        """Train the clients, once more if what they write has to travel; the hook before them is called once."""
+        federation = self._federation
+        put_attributes_back = SharedAttributes(federation).noted() if self._frozen or round == 1 else None
+        hooked = federation.layout.frozen.copies()
+        try:
+            if round == 1 and self._run.settings.check_isolation:
+                check_isolation(federation)
+            return federation.run_round(round)
+        except WrittenParametersError as error:
+            # Only training shows which frozen parameters are written, such as a teacher's moving average. They are
+            # then buffers, the round is repeated with the longer row, and the one before is saved again with them.
+            with beginning_again(federation, error, self._frozen, hooked):
+                self._open_rows()
+                self._recorder.write_again()
+            if put_attributes_back is not None:
+                put_attributes_back()
+            return self._train(round)
 
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()

@@ -72,9 +72,9 @@ class RunSettings:
             faster. ``"auto"``: if ``training_step`` has the decorator :func:`fedbc_lightning.recordable`, as in all
             models of this package, by which you promise that it is a function of weights and batch. True: always,
             which is the same promise. False: never. Some steps are compared with the step as written in any case.
-        check_isolation: Whether two clients are trained in both orders before round 1, on copies of what clients share
-            (attributes of module, callbacks and data), and compared bit for bit: no client's result may depend on who
-            trained before it. A difference is an error that names what differed and what had changed.
+        check_isolation: Whether two clients are trained in both orders before round 1, after each of which what clients
+            share (attributes of module, callbacks and data) is put back, and compared bit for bit: no client's result
+            may depend on who trained before it. A difference is an error that names what differed and what had changed.
         accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
             ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process

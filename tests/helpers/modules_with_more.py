@@ -158,12 +158,11 @@ def best_so_far(folder: Path, **options: Any) -> State:
 
 
 def teachers(
-    folder: Path, as_buffers: bool = False, begins_at: int = 1, algorithm: Any = None, **options: Any
+    folder: Path, as_buffers: bool = False, begins_at: int = 1, algorithm: Any = None, hooks: Any = (), **options: Any
 ) -> State:
     trainer = make_trainer(folder, **options)
-    trainer.fit(
-        make_model(Teacher, as_buffers=as_buffers, begins_at=begins_at), BoringData(), algorithm or FedAvg(), "last"
-    )
+    model = make_model(type("Hooked", (Teacher,), dict(hooks)), as_buffers=as_buffers, begins_at=begins_at)
+    trainer.fit(model, BoringData(), algorithm or FedAvg(), "last")
     return state_of(trainer)
 
 

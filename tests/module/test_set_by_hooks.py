@@ -186,6 +186,7 @@ ACCUMULATING = {
         "on_round_start": lambda m: groups(m)[0].update(lr=groups(m)[0]["lr"] * DECAY),
     },
     "frozen": {"on_round_end": lambda m: m.net[0].requires_grad_(m.trainer.current_round == 2)},
+    "weights": {"on_round_start": lambda m: m.net[0].weight.data.mul_(DECAY)},
     "modes": {"on_round_start": lambda m: m.net[1].train(m.trainer.current_round != 2)},
 }
 
