@@ -36,7 +36,7 @@ class FedNova(FederatedAlgorithm):
     Departures:
         p_i are the shares of the sampled clients that took a step. τ is the paper's default; the server's momentum
         (slow momentum) is left out. Schedulers, clipping, Nesterov's momentum and other optimizers are refused, for
-        which a_i is another.
+        which a_i is another, and layers that are frozen in some of a client's steps, which have an a_i of their own.
 
     References:
         Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",

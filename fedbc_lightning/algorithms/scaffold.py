@@ -35,11 +35,10 @@ class SCAFFOLD(FederatedAlgorithm):
         With equal clients that all take part in every round, c_i = c and it is FedAvg with uniform weights.
     Departures:
         With momentum or another optimizer, ``control`` is the mean gradient (momentum 0.9 can diverge, 0.5 converges).
-        With a scheduler, η is the mean of the step sizes; with several parameter groups, each group has its own η. A
-        client without a step, or with steps of size 0 only, keeps its c_i. A layer that a hook freezes for a time still
-        counts all K_i steps: in those, its gradient is taken as 0 (with ``step_size``, as c_i − c); it is also 0 where
-        an optimizer takes no step in a round of manual optimization. The FedBC code's "Scaffold" is another method, so
-        do not compare with its rows.
+        With a scheduler, η is the mean of the step sizes; with several parameter groups, each group has its own η. K_i
+        is counted by layer: steps in which a hook has frozen it, or in which another optimizer steps (manual
+        optimization), are none of its own. A layer without a step, or with steps of size 0 only, keeps its part of
+        c_i. The FedBC code's "Scaffold" is another method, so do not compare with its rows.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1,
@@ -48,8 +47,8 @@ class SCAFFOLD(FederatedAlgorithm):
     Args:
         server_lr: Server learning rate η_s (the paper's η_g).
         control: Form of c_i⁺: ``"step_size"`` divides by K_i η, which is exact for plain SGD only (no momentum, weight
-            decay or clipping). ``"gradient_mean"`` takes the mean gradient, for any optimizer. ``"auto"`` takes
-            ``"step_size"`` with plain SGD, else ``"gradient_mean"``.
+            decay, clipping or manual optimization). ``"gradient_mean"`` takes the mean gradient, for any optimizer.
+            ``"auto"`` takes ``"step_size"`` with plain SGD, else ``"gradient_mean"``.
         robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:

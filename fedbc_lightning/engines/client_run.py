@@ -24,11 +24,7 @@ from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 
 class TrainedClient(NamedTuple):
-    """What the training of one client gave; the names are those of :class:`~fedbc_lightning.state.cohort.LocalResult`.
-
-    Attributes:
-        rates: Mean learning rate of each parameter group over the steps that moved w.
-    """
+    """What one client's training gave; the names are those of :class:`~fedbc_lightning.state.cohort.LocalResult`."""
 
     w: Tensor
     kept: Tensor
@@ -36,10 +32,11 @@ class TrainedClient(NamedTuple):
     counters: Tensor
     steps: int
     losses: float
-    rates: tuple[float, ...]
+    step_size: Tensor
     taken: Taken
     records: dict[str, Any]
-    gradient_mean: Tensor | None
+    gradient_mean: Tensor | None = None
+    num_gradients: Tensor | None = None
 
 
 class ClientRun(ABC):
@@ -61,7 +58,8 @@ class ClientRun(ABC):
         is_module_informed: Whether the module was put into training mode and told which client it trains.
         is_epoch_over: Whether a hook has ended the epoch before its last batch.
         training_step: Computes the loss of a batch, as :meth:`UserModule.training_step` does.
-        num_gradients: Number of gradients that were summed; more than steps if a closure is called several times.
+        num_gradients: Number of gradients that were summed; more than steps if a closure is called several times. It is
+            a row (d + p,) as soon as a step leaves out layers, see :meth:`ParameterLayout.moving_part`.
         replayed: The gradients of the last step, if it was replayed.
     """
 
@@ -69,7 +67,7 @@ class ClientRun(ABC):
         self.bench, self.cohort, self.asked, self.local = bench, cohort, asked, asked.local
         self.user, self.layout, self.optimizer = bench.user, bench.layout, bench.optimizer
         self.module, self.hooks = bench.user.module, bench.user.hooks
-        self.gradient_mean: Tensor | None = None
+        self._sizes: dict[tuple[float, ...], Tensor] = {}
         self.training_step = bench.user.training_step
 
     def run(self) -> None:
@@ -83,13 +81,12 @@ class ClientRun(ABC):
             self.tell(error)
             raise
         of: Any = TrainedClient(*map(list, zip(*trained, strict=True)))  # type: ignore[arg-type]
-        # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
-        sizes = {rates: self.bench.step_sizes(rates) for rates in set(of.rates)}
         result = LocalResult(
             w=_stacked(of.w), buffers=_stacked(of.buffers), counters=of.counters[-1], steps=of.steps, losses=of.losses,
-            step_size=torch.cat([sizes[rates] for rates in of.rates]), taken=of.taken, records=of.records,
-            kept=_stacked(of.kept), gradient_mean=None if of.gradient_mean[0] is None else _stacked(of.gradient_mean),
+            step_size=_stacked(of.step_size), taken=of.taken, records=of.records, kept=_stacked(of.kept),
         )  # fmt: skip
+        if of.gradient_mean[0] is not None:
+            result.gradient_mean, result.num_gradients = _stacked(of.gradient_mean), _stacked(of.num_gradients)
         self.cohort.take(result)
 
     @abstractmethod
@@ -117,10 +114,12 @@ class ClientRun(ABC):
         """
         bench, cohort, asked = self.bench, self.cohort, self.asked
         self.client = client = cohort.ids[k]
-        self.num_steps = self.num_updates = self.num_gradients = self.epoch = self.batches_passed = 0
+        self.num_steps = self.num_updates = self.epoch = self.batches_passed = 0
+        self.num_gradients: Tensor | int = 0
         self.replayed: Sequence[Tensor] | None = None
         self.losses, self.sizes = list[Tensor](), list[int]()
-        self._updates_by_rate: dict[tuple[float, ...], int] = {}  # learning rate of each group -> updates
+        # Learning rate of each group -> number of updates, by element of the row where layers were frozen for a time
+        self._updates_by_rate: dict[tuple[float, ...], Tensor | int] = {}
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.is_module_informed = False
         self.layout.put_frozen_back()
@@ -220,8 +219,9 @@ class ClientRun(ABC):
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def count_step(
-        self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1, rates: tuple[float, ...] | None = None
-    ) -> None:
+        self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1, rates: tuple[float, ...] | None = None,
+        part: Tensor | bool = True,
+    ) -> None:  # fmt: skip
         """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps.
 
         Args:
@@ -229,11 +229,12 @@ class ClientRun(ABC):
             is_update: Whether the step moved w.
             num_steps: Number of steps that were made up to this batch; without schedulers it may be more than 1.
             rates: Learning rate of each parameter group in the step; None for those that the optimizer has now.
+            part: What the step moved, see :meth:`ParameterLayout.moving_part`.
         """
         if is_update:
             self.num_updates += num_steps
             rates = self.optimizer.rates if rates is None else rates
-            self._updates_by_rate[rates] = self._updates_by_rate.get(rates, 0) + num_steps
+            self._updates_by_rate[rates] = self._updates_by_rate.get(rates, 0) + num_steps * part
         self.num_steps += num_steps
         self.bench.work.num_steps += num_steps
         if self.is_module_informed:
@@ -262,10 +263,12 @@ class ClientRun(ABC):
     def finish(self) -> TrainedClient:
         """Return what the client's training gave, and what it counted and logged."""
         is_last = self.asked.is_last
-        if len(self._updates_by_rate) > 1 and "rate" in self.bench.kept_to:
+        counts = list(self._updates_by_rate.values()) if "rate" in self.bench.kept_to else []
+        if len(counts) > 1 or any((torch.as_tensor(count) % self.num_updates).any() for count in counts):
             raise ConfigurationError(
-                f"model: the learning rate changed within client {self.client}, and the method builds on one rate for "
-                "all of its steps; set it in configure_optimizers, in hooks of rounds or in on_client_start."
+                f"model: within client {self.client} the learning rate changed, or a layer was frozen for a time, and "
+                "the method builds on equal steps of all layers; set rates in configure_optimizers, in hooks of rounds "
+                "or in on_client_start, and freeze for all of a client's steps."
             )
         if is_last:
             self.hooks.call("on_client_end", self.client)
@@ -285,21 +288,28 @@ class ClientRun(ABC):
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
         return TrainedClient(
             w, kept.to(layout.master_dtype, copy=True), layout.read_buffers(), layout.read_counters(), self.num_updates,
-            sum(losses) / len(losses) if losses else math.nan, self._mean_rates(),
+            sum(losses) / len(losses) if losses else math.nan, self._step_size(),
             self.before.plus(self.batches_passed, self.num_steps, self.num_batches),
             {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}},
-            self.gradient_mean,
         )  # fmt: skip
 
-    def _mean_rates(self) -> tuple[float, ...]:
-        if not self.num_updates:
-            return (0.0,) * len(self.layout.group_parts)
-        if len(self._updates_by_rate) == 1:
-            return next(iter(self._updates_by_rate))
-        weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
-        return tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))
+    def _step_size(self) -> Tensor:
+        """Return the mean learning rate of each parameter over the steps that moved w, (1,) or (d,)."""
+        counts, rates = self._updates_by_rate, (0.0,) * len(self.layout.group_parts)
+        if any(isinstance(count, Tensor) for count in counts.values()):
+            total: Any = sum(self.bench.row_rates(rates) * count for rates, count in counts.items())
+            return (total / self.num_updates)[0, : self.layout.num_parameters]
+        if len(counts) == 1:
+            rates = next(iter(counts))
+        elif counts:
+            weighted = [[rate * count for rate in rates] for rates, count in counts.items()]
+            rates = tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))
+        # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
+        if rates not in self._sizes:
+            self._sizes[rates] = self.bench.step_sizes(rates)[0]
+        return self._sizes[rates]
 
 
 def _stacked(rows: Any) -> Tensor:
-    """Return K rows as (K, n); a single one is not copied."""
-    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+    """Return K rows as (K, n); a single one is not copied, and rows of one number take the length of the others."""
+    return torch.stack(torch.broadcast_tensors(*rows)) if len(rows) > 1 else rows[0][None]

@@ -22,6 +22,7 @@ class HookedStep(StepWay):
         self._local, self._optimizer, self._hooks = run.local, run.optimizer, run.hooks
         self._is_update = False  # whether the last step moved w
         self._rates: tuple[float, ...] = ()  # learning rates of the last step, which the module may change behind it
+        self._part: Tensor | bool = True  # what the last step moved, for methods that ask for it
         self._with_graph: dict[int, Tensor] = {}  # gradients of backward(create_graph=True), by their parameter's place
 
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
@@ -65,7 +66,7 @@ class HookedStep(StepWay):
         if (batch_idx + 1) % accumulate == 0 or is_end:
             self._take_step(batch_idx, forward_backward)
             run.check_steps()
-            run.count_step(batch_idx, is_update=self._is_update, rates=self._rates)
+            run.count_step(batch_idx, is_update=self._is_update, rates=self._rates, part=self._part)
         else:
             forward_backward()
         if is_end:
@@ -113,7 +114,7 @@ class HookedStep(StepWay):
             closure()
             if self._is_update:
                 self._step_scaled(self._bench.scaler)
-        self._step.end(partial(self._bench.step_sizes, self._rates), is_update=self._is_update)
+        self._step.end(partial(self._bench.step_sizes, self._rates), is_update=self._is_update, part=self._part)
 
     def _step_scaled(self, scaler: Any) -> None:
         """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
@@ -133,6 +134,8 @@ class HookedStep(StepWay):
                 found = enumerate(parameter.grad for parameter in layout.parameters[: layout.num_grouped])
                 self._with_graph = {k: each for k, each in found if each is not None and each.requires_grad}
                 missing = layout.collect_gradients(grad)
+                is_asked = self._step.gradient_sum is not None or self._step.changes_after or bench.kept_to
+                self._part = layout.moving_part() if missing and is_asked else True
             elif not layout.gather_gradients(grad[: layout.num_optimized]):
                 raise MissingGradientError
         self._optimizer.show_gradient()
@@ -141,7 +144,7 @@ class HookedStep(StepWay):
             bench.scaler.unscale_(self._optimizer.optimizer)
         # A gradient that overflowed is skipped by the scaler; in SCAFFOLD's c_i one infinity would stay for good.
         is_summed = bench.scaler is None or self._step.gradient_sum is None or bool(torch.isfinite(grad).all())
-        self._run.num_gradients += is_summed
+        self._run.num_gradients = self._run.num_gradients + is_summed * self._part
         self._step.add(is_summed=is_summed)
         # A term gives a gradient to every parameter that is not frozen, also to those that the loss does not reach.
         if self._step.terms:

@@ -120,28 +120,28 @@ class LocalStep:
             clipping()
 
     @torch.no_grad()
-    def end(self, step_sizes: Callable[[], Tensor], *, is_update: bool) -> None:
+    def end(self, step_sizes: Callable[[], Tensor], *, is_update: bool, part: Tensor | bool = True) -> None:
         """Do what comes after the optimizer's step; without an update only the held part is put back.
 
         Args:
             step_sizes: Returns the learning rates of that step, which hooks may have changed since.
             is_update: Whether the optimizer moved w.
+            part: What the optimizer moved, see :meth:`ParameterLayout.moving_part`; the rest stays as it is.
         """
         self._step_sizes = step_sizes
-        # The optimizer leaves alone what a hook has frozen for a time, and so must the after-step.
-        frozen = [self._w[:, each.offset : each.end] for each in self._layout.frozen_now()] if self._after_step else []
-        before = [part.clone() for part in frozen]
+        before = self._w.clone() if isinstance(part, Tensor) and self.changes_after else None
         for ending in self._endings(len(self._w), is_update=is_update):
             ending()
-        for part, values in zip(frozen, before, strict=True):
-            part.copy_(values)
+        if before is not None:
+            self._w.copy_(torch.where(part, self._w, before))  # type: ignore[arg-type]
 
     # parts
 
     def _additions(self, active: int, *, is_summed: bool = True) -> list[Callable[[], Any]]:
         found: list[Callable[[], Any]] = []
         if self.gradient_sum is not None and is_summed:
-            found.append(partial(self.gradient_sum[:active].add_, self._grad[:active]))
+            moving = slice(active), slice(self._layout.num_optimized)  # outside of all groups there are no steps
+            found.append(partial(self.gradient_sum[moving].add_, self._grad[moving]))
         if self.terms and self._grad.dtype != self._layout.master_dtype:
             found.append(self._add_in_master_dtype)
         elif self.terms:

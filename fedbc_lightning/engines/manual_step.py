@@ -11,16 +11,15 @@ optimizer steps, with or without a closure:
 3. the method's after-step (Fed+) changes this optimizer's parameters alone;
 4. ``p.grad`` is again what the module has made, so that gradients accumulate as they do without a method.
 
-For each parameter, SCAFFOLD's mean gradient is the mean over the steps of its optimizer, and 0 if that took none.
-Methods that take steps of their own, compute losses at other points, or need the number of steps of a single optimizer
-(FedNova, option II of SCAFFOLD) are refused.
+K_i is the number of all these steps, in hooks, too. For each parameter, SCAFFOLD's mean gradient is the mean over the
+steps of its optimizer; where that took none, c_i stays. Methods that take steps of their own, compute losses at other
+points, or need the number of steps of a single optimizer (FedNova, option II of SCAFFOLD) are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,21 +31,6 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import LocalStep
 from fedbc_lightning.engines.plain_step import StepWay
-
-
-@dataclass
-class Own:
-    """What belongs to one of the optimizers of a client.
-
-    Attributes:
-        parts: Its trained parameters, each with its part of the row of gradients.
-        mask: Which elements of the row are its own, (d + p,).
-        num_gradients: Number of gradients that it was given.
-    """
-
-    parts: list[tuple[nn.Parameter, Tensor]]
-    mask: Tensor
-    num_gradients: int = 0
 
 
 class ManualStep(StepWay):
@@ -69,7 +53,8 @@ class ManualStep(StepWay):
         layout.drop_gradients()
         self.global_step, self._depth, self._is_batch = 0, 0, False
         self._losses = list[Tensor]()
-        self._own: dict[Optimizer, Own] = {}
+        # Of each optimizer: its trained parameters, with their parts of the row of gradients, and a mask of these
+        self._own: dict[Optimizer, tuple[list[tuple[nn.Parameter, Tensor]], Tensor]] = {}
         for optimizer in optimizers:
             held = {p for group in optimizer.param_groups for p in group["params"]}
             mask, parts = torch.zeros_like(grad, dtype=torch.bool), list[tuple[nn.Parameter, Tensor]]()
@@ -77,7 +62,7 @@ class ManualStep(StepWay):
                 if parameter in held:
                     parts.append((parameter, part))
                     mask[entry.offset : entry.end] = True
-            self._own[optimizer] = Own(parts, mask)
+            self._own[optimizer] = parts, mask
         handles = [each.register_step_pre_hook(self._before) for each in optimizers]
         handles += [each.register_step_post_hook(self._after) for each in optimizers]
         handles += [each.register_step_pre_hook(_refuse) for each in self._run.optimizer.configured.kept_optimizers]
@@ -99,27 +84,19 @@ class ManualStep(StepWay):
         if self._hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             run.is_epoch_over = True
             return 1
-        self._num_steps, self._losses, self._is_batch = 0, [], True
+        self._losses, self._is_batch = [], True
         loss, output = run.training_step(batch, batch_idx)
         self._is_batch = False
         # A module that returns no loss is known by those that it gave to manual_backward.
         losses = self._losses if loss is None or loss.numel() != 1 else [loss.detach()]
         if losses:
             run.count_loss(torch.stack([each.reshape(()) for each in losses]).sum(), size)
-        run.count_step(batch_idx, is_update=self._num_steps > 0)
+        run.count_step(batch_idx, is_update=False)
         shown = dict(output) if isinstance(output, Mapping) else {} if loss is None else {"loss": loss}
         if isinstance(shown.get("loss"), Tensor):
             shown["loss"] = shown["loss"].detach()
         self._hooks.call("on_train_batch_end", shown, batch, batch_idx)
         return 1
-
-    def gradient_mean(self) -> Tensor:
-        """Return the mean of each parameter's raw gradients over the steps of its optimizer, (d,)."""
-        assert self._step.gradient_sum is not None
-        count = torch.zeros_like(self._step.gradient_sum[0])
-        for own in self._own.values():
-            count += own.mask * own.num_gradients
-        return (self._step.gradient_sum[0] / count.clamp(min=1))[: self._layout.num_parameters]
 
     # what the module calls
 
@@ -173,17 +150,17 @@ class ManualStep(StepWay):
         self._show_own()
         with torch.enable_grad():
             result = closure()
-        own, step = self._own[optimizer], self._step
+        (parts, mask), step = self._own[optimizer], self._step
         is_changed = step.terms or step.gradient_sum is not None or step.holds
-        if is_changed and any(parameter.grad is not None for parameter, _ in own.parts):
+        if is_changed and any(parameter.grad is not None for parameter, _ in parts):
             with torch.no_grad():
-                for parameter, part in own.parts:
+                for parameter, part in parts:
                     part.zero_() if parameter.grad is None else part.copy_(parameter.grad)
-                own.num_gradients += 1
                 if step.gradient_sum is not None:
-                    step.gradient_sum[0] += torch.where(own.mask, self._bench.grad, 0.0)
+                    self._run.num_gradients = self._run.num_gradients + (mask & self._layout.moving_part())
+                    step.gradient_sum[0] += torch.where(mask, self._bench.grad, 0.0)
                 step.add(is_summed=False)
-            for parameter, part in own.parts:
+            for parameter, part in parts:
                 before = parameter.grad
                 # A term has a gradient also where the loss has none, but not where a parameter is frozen.
                 if before is not None or (step.terms and parameter.requires_grad):
@@ -202,14 +179,10 @@ class ManualStep(StepWay):
     def _end(self, optimizer: Optimizer) -> None:
         """Do what comes after a step of an optimizer: to its own parameters alone."""
         self._show_own()
-        own, row = self._own[optimizer], self._bench.row
         if self._step.changes_after:
-            before = row.clone()
-            self._step.end(partial(self._step_sizes, optimizer), is_update=True)
-            with torch.no_grad():
-                row.copy_(torch.where(own.mask, row, before))
-        if self._is_batch:
-            self._num_steps += 1
+            part = self._own[optimizer][1] & self._layout.moving_part()
+            self._step.end(partial(self._step_sizes, optimizer), is_update=True, part=part)
+        self._run.num_updates += 1
 
     def _step_sizes(self, optimizer: Optimizer) -> Tensor:
         """Return the learning rates of an optimizer by parameter, (1, d): one may be in the groups of others, too."""

@@ -7,6 +7,9 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.data.own_batches import OwnLoader
@@ -129,12 +132,11 @@ class OptimizerRun(ClientRun):
 
     def finish(self) -> TrainedClient:
         """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
-        step, scaler = self.step, self.bench.scaler
-        if self._manual is not None and step.gradient_sum is not None:
-            self.gradient_mean = self._manual.gradient_mean()
-        elif step.gradient_sum is not None:
-            self.gradient_mean = step.gradient_sum[0, : self.layout.num_parameters] / max(self.num_gradients, 1)
-        trained = super().finish()
+        scaler, count, trained = self.bench.scaler, self.num_gradients, super().finish()
+        if self.step.gradient_sum is not None:
+            mean = self.step.gradient_sum[0] / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+            counts, shared = torch.as_tensor(count, device=mean.device).reshape(-1), self.layout.num_parameters
+            trained = trained._replace(gradient_mean=mean[:shared], num_gradients=counts[:shared])
         # No hook looks between the clients of a cohort.
         if self.replayed is not None and self.client == self.cohort.ids[-1]:
             self.layout.show_gradients(self.replayed)
@@ -164,10 +166,6 @@ class OptimizerRun(ClientRun):
 
     def _run_batches(self) -> None:
         """Take the steps of an epoch."""
-        # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
-        # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
-        if self.layout.num_optimized < self.bench.grad.numel():
-            self.bench.grad[self.layout.num_optimized :].zero_()
         ways, loader = self._ways(), self.loader
         # Lists of batches of one form, between which nobody's code runs.
         is_known = type(loader) is ClientLoader and not self.user.has_transfer_hooks

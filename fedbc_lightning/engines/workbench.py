@@ -157,9 +157,7 @@ class Workbench:
     def _check_manual_optimization(self) -> None:
         asked = {
             "gradient_clip_val: call self.clip_gradients in training_step": bool(self.local.gradient_clip_val),
-            "accumulate_grad_batches: step every so many batches in training_step": (
-                self.local.accumulate_grad_batches > 1
-            ),
+            "accumulate_grad_batches: step every so many batches by hand": self.local.accumulate_grad_batches > 1,
             "precision: 16-mixed scales losses for one optimizer; use bf16-mixed or 32-true": self.scaler is not None,
         }
         for what, is_asked in asked.items():

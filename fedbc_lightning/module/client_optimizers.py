@@ -127,8 +127,7 @@ class LocalOptimizer:
     @property
     def rates(self) -> tuple[float, ...]:
         """The current learning rate of each parameter group."""
-        groups = self.configured.groups if self.by_hand else self.optimizer.param_groups
-        return tuple([float(group.get("lr", 0.0)) for group in groups])
+        return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])
 
     def use_per_tensor(self) -> None:
         """Keep the module's own parameters in the optimizer from now on."""

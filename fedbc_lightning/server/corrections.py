@@ -17,7 +17,8 @@ class ControlVariates(ServerCallback):
     Args:
         gradient_mean: False sets c_i⁺ = c_i − c + (z − w_i)/(K_i η) (SCAFFOLD, Algorithm 1, option II), which is exact
             for plain SGD; η is the mean step size of each parameter's group. True sets c_i⁺ to the mean of the raw
-            mini-batch gradients over the K_i steps, which works with any optimizer.
+            mini-batch gradients over the K_i steps, which works with any optimizer. K_i is counted by layer: steps in
+            which a layer was frozen, or another optimizer stepped, are none of its own.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1.
@@ -33,8 +34,8 @@ class ControlVariates(ServerCallback):
         """Raise a ConfigurationError for option II without plain SGD, for which alone it is exact."""
         if not self.gradient_mean and not engine.is_plain_sgd:
             raise ConfigurationError(
-                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
-                "use 'gradient_mean' or 'auto'."
+                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay, gradient clipping "
+                "or manual optimization); use 'gradient_mean' or 'auto'."
             )
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -43,15 +44,14 @@ class ControlVariates(ServerCallback):
         state.server_vector("control")
 
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
-        """Return c_i⁺ of the cohort's clients, (K, d); c_i stays if no step was taken, or only steps of size 0."""
-        num_steps = cohort.num_steps.to(cohort.w)[:, None]
+        """Return c_i⁺ of the cohort's clients, (K, d); c_i stays where no step was taken, or only steps of size 0."""
         # Option I, in the form of every optimizer: the mean of the K_i raw gradients. Without a step there is none, and
         # c_i stays.
         if self.gradient_mean:
-            return torch.where(num_steps > 0, cohort.gradient_mean, cohort["control"])
-        # Option II: c_i⁺ = c_i − c + (z − w_i) / (K_i η). With a scheduler, η is the mean over the steps; where η is 0
-        # (frozen groups) the quotient says nothing, and c_i stays.
-        moved = num_steps * cohort.step_size
+            return torch.where(cohort.num_gradients > 0, cohort.gradient_mean, cohort["control"])
+        # Option II: c_i⁺ = c_i − c + (z − w_i) / (K_i η). With a scheduler, η is the mean over the steps; where it is 0
+        # (groups of rate 0, layers that no step moved) the quotient says nothing, and c_i stays.
+        moved = cohort.num_steps.to(cohort.w)[:, None] * cohort.step_size
         control = cohort["control"] - server["control"] + (server.z - cohort.w) / moved
         return torch.where(moved > 0, control, cohort["control"])
 

@@ -49,10 +49,13 @@ class LocalResult:
         counters: Integer buffers at its end.
         steps: K_i of each client, the number of optimizer steps that moved w.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
-        step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
+        step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group; a step
+            in which a layer was frozen for a time counts with 0. It is 0 in manual optimization.
         taken: The epochs and steps of each client including this round's.
         records: What each client counted and logged, by column of ``clients.csv``.
-        gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, or None if it was not asked for.
+        gradient_mean: (K, d) mean of the raw mini-batch gradients, or None if it was not asked for. Each layer's mean
+            is over the steps in which it was trained.
+        num_gradients: (K, 1) or (K, d) number of gradients in this mean.
         kept: (K, p) kept parameters at the end of local training.
     """
 
@@ -65,6 +68,7 @@ class LocalResult:
     taken: list[Taken]
     records: list[dict[str, Any]]
     gradient_mean: Tensor | None = None
+    num_gradients: Tensor = EMPTY
     kept: Tensor = EMPTY
 
 
@@ -84,8 +88,11 @@ class Cohort:
         start_counters: Integer buffers that local training starts from; None takes those of the start model.
         kept: (K, p) kept parameters (``trainer.local_parameters``) after local training; they are no message.
         start_kept: (K, p) kept parameters that local training starts from; None takes those that the module has.
-        gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, if the algorithm asks for it.
-        step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
+        gradient_mean: (K, d) mean of the raw mini-batch gradients, if the algorithm asks for it; each layer's is over
+            the steps in which it was trained, not those in which it was frozen or another optimizer stepped.
+        num_gradients: (K, 1) or (K, d) number of gradients in this mean.
+        step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group; a step
+            in which a layer was frozen for a time counts with 0. It is 0 in manual optimization.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
         local: The shortened local training of these clients if they are stragglers; None for the trainer's.
         started: The clients for which ``on_client_start`` was called in this round.
@@ -105,7 +112,7 @@ class Cohort:
     # a server part reads is a message. So Python refuses any other name at the very line that sets it.
     __slots__ = (
         "_device", "_num_samples", "_staged", "_state", "_store", "buffers", "counters", "gradient_mean", "ids", "kept",
-        "local", "losses", "messages", "positions", "records", "set_for", "start", "start_buffers",
+        "local", "losses", "messages", "num_gradients", "positions", "records", "set_for", "start", "start_buffers",
         "start_counters", "start_kept", "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
     )  # fmt: skip
 
@@ -117,7 +124,7 @@ class Cohort:
         self.steps = [0] * len(ids)
         self.losses = [math.nan] * len(ids)
         self.valid = torch.ones(len(ids), dtype=torch.bool)
-        self.w = self.buffers = self.gradient_mean = self.step_size = EMPTY
+        self.w = self.buffers = self.gradient_mean = self.num_gradients = self.step_size = EMPTY
         self.counters = self.start_counters = EMPTY
         self.start_buffers: Tensor | None = None
         self.kept = EMPTY
@@ -167,7 +174,7 @@ class Cohort:
         self.require_finite(self.buffers, buffers)
         self.require_finite(result.kept, self.start_kept)
         if result.gradient_mean is not None:
-            self.gradient_mean = result.gradient_mean
+            self.gradient_mean, self.num_gradients = result.gradient_mean, result.num_gradients
             self.require_finite(self.gradient_mean)
         if self.taken_before is not None:
             self.taken_after = result.taken

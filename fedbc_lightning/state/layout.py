@@ -238,10 +238,16 @@ class ParameterLayout:
         """Whether no hook has frozen a trained parameter for the time being."""
         return all(parameter.requires_grad for parameter in self.parameters)
 
-    def frozen_now(self) -> list[Entry]:
-        """Return the trained parameters that a hook has frozen for the time being, and that have no gradient."""
+    def moving_part(self) -> Tensor | bool:
+        """Return which elements of a row move in a step, (d + p,); True if no hook has frozen any for a time."""
         pairs = zip(self.parameters, self.entries, strict=True)
-        return [entry for parameter, entry in pairs if not parameter.requires_grad and parameter.grad is None]
+        frozen = [entry for p, entry in pairs if not p.requires_grad and p.grad is None]
+        if not frozen:
+            return True
+        moving = torch.ones(self.entries[-1].end, dtype=torch.bool, device=self.parameters[0].device)
+        for entry in frozen:
+            moving[entry.offset : entry.end] = False
+        return moving
 
     def keep_frozen(self) -> None:
         """Let every client begin with those trained parameters frozen that are frozen now."""

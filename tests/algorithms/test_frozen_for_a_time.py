@@ -1,17 +1,25 @@
 """A layer that a client's hooks freeze for a time is moved by no method, or the method says so in one line."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers.user_modules import ThawingClassifier, UserData
+from helpers.user_modules import CLASSES, FEATURES, ThawingClassifier, UserData
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from algorithms.registry import METHODS
 from algorithms.running import QUIET
 from fedbc_lightning import ConfigurationError, FederatedTrainer
+from fedbc_lightning.algorithms import SCAFFOLD
 
-REFUSED = ("perfed", "fedlils", "pfedme", "apfl", "moon", "composed-scaffold", "fedrep", "fedbabu")
-"""Methods with steps of their own, and those that need more than this module has."""
+REFUSED = ("perfed", "fedlils", "pfedme", "apfl", "moon", "composed-scaffold", "fedrep", "fedbabu", "fednova")
+"""Methods with steps of their own or that count equal steps, and those that need more than this module has."""
 
 
 class Frozen(ThawingClassifier):
@@ -39,3 +47,98 @@ def test_a_layer_that_hooks_freeze_stays_or_is_refused(tmp_path, setting):
     if not setting.name.startswith(REFUSED):
         assert max(model.moved[False]) < 1e-6
         assert max(model.moved[True]) > 1e-4 or len(model.moved[True]) == 1  # L2GD and its kin have no epochs
+
+
+SIZES, ROUNDS, LR = (14, 9), 4, 0.1
+
+
+class Layers(LightningModule):
+    """Hooks freeze the first layer: in epoch 0, in round 2, and in round 3 where the rate is not 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=LR)
+        return [optimizer], [LambdaLR(optimizer, lambda epoch: self.rate(epoch) / LR)]
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.moves(self.trainer.current_round, self.current_epoch, is_end=False))
+
+    def moves(self, round, epoch, is_end):
+        """Whether a step moves the first layer."""
+        return {2: False, 3: epoch == 1}.get(round, epoch > 0)
+
+    def rate(self, epoch):
+        return LR * (epoch != 1) / (1 + epoch)
+
+
+class ByHand(Layers):
+    """The first layer's optimizer accumulates, and steps in a hook at the end of epochs, but not in round 2."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [SGD(self.net[k].parameters(), lr=LR) for k in (0, 2)]
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers()[1].step()
+        self.optimizers()[1].zero_grad()
+
+    def on_train_epoch_start(self):
+        self.optimizers()[0].zero_grad()
+
+    def on_train_epoch_end(self):
+        if self.moves(self.trainer.current_round, self.current_epoch, is_end=True):
+            self.optimizers()[0].step()
+
+    def moves(self, round, epoch, is_end):
+        return round != 2 and is_end
+
+    def rate(self, epoch):
+        return LR
+
+
+def scaffold_by_hand(module, data, control):
+    """SCAFFOLD's Algorithm 1 in plain torch: each layer has its own steps, and without any its c_i stays."""
+    parameters = list(module.parameters())
+    sizes = torch.tensor([sum(p.numel() for p in module.net[k].parameters()) for k in (0, 2)])
+    z = parameters_to_vector(parameters).detach()
+    c, own = torch.zeros_like(z), torch.zeros(len(SIZES), len(z), dtype=z.dtype)
+    for round in range(1, ROUNDS + 1):
+        trained, before = [], own.clone()
+        for client in range(len(SIZES)):
+            w, (gradient, total, count, moved) = z, torch.zeros(4, len(z), dtype=z.dtype)
+            loader = data.client_train_dataloader(client=client, round=round, seed=0)
+            for epoch in range(3):
+                loader.set_epoch(epoch)
+                for batch_idx, (x, y) in enumerate(loader):
+                    vector_to_parameters(w, parameters)
+                    loss = cross_entropy(module.net(x.double()), y)
+                    gradient = gradient + parameters_to_vector(torch.autograd.grad(loss, parameters))
+                    is_end, lr = batch_idx + 1 == len(loader), module.rate(epoch)
+                    takes = torch.tensor([module.moves(round, epoch, is_end), True]).repeat_interleave(sizes)
+                    total, count, moved = total + takes * gradient, count + takes, moved + takes * lr
+                    w = w - lr * takes * (gradient + c - own[client])
+                    gradient = gradient * ~takes * (isinstance(module, ByHand) and not is_end)
+            trained.append(w)
+            new = own[client] - c + (z - w) / moved if control == "step_size" else total / count
+            own[client] = torch.where((moved if control == "step_size" else count) > 0, new, own[client])
+        c, z = c + (own - before).mean(dim=0), torch.stack(trained).mean(dim=0)
+    return z, own
+
+
+@pytest.mark.parametrize(("module", "control"), [(Layers, "step_size"), (Layers, "gradient_mean"), (ByHand, "auto")])
+def test_scaffold_counts_the_steps_of_each_layer(tmp_path, module, control):
+    torch.manual_seed(0)
+    data, trained = UserData(SIZES), module()
+    expected = scaffold_by_hand(copy.deepcopy(trained).double(), data, control)
+    trainer = FederatedTrainer(**QUIET, default_root_dir=str(tmp_path), max_rounds=ROUNDS, local_epochs=3)
+    trainer.fit(trained, datamodule=data, algorithm=SCAFFOLD(control=control))
+    found = trainer.federation.server.z, trainer.federation.clients.gather("control", [0, 1])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)

@@ -62,24 +62,6 @@ def test_fedpd_leaves_z_where_a_round_is_skipped(tmp_path):
 # What optimizers leave alone, and what is kept in less precision
 
 
-def test_steps_of_size_0_tell_scaffold_nothing(tmp_path):
-    """Section 2: c_i⁺ is formed from (z − w_i)/(K_i η)."""
-
-    class Module(QuadraticModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(done != 3))  # not in round 4
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "round"}}
-
-    recorder = Recorder(vectors=("control",), server=("control",))
-    settings = {"max_rounds": 5, "clients_per_round": 2, "local_steps": 3, "callbacks": [recorder]}
-    trainer = FederatedTrainer(**QUIET | settings, default_root_dir=str(tmp_path))
-    trainer.fit(Module(), QuadraticData(sample_quadratics()), SCAFFOLD(control="step_size"))
-    for name, values in recorder.arrays().items():
-        np.testing.assert_array_equal(values[3], values[2], err_msg=name)
-        assert (values[4] != values[3]).any()
-
-
 def test_fedlilu_decays_only_what_is_optimized(tmp_path):
     class Module(QuadraticModule):
         def configure_optimizers(self) -> Any:

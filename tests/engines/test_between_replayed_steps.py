@@ -5,14 +5,11 @@ import torch
 from helpers.boring import BoringData, assert_equal_trees, read_csv, without_times
 from helpers.steps import Smooth
 from test_recorded_steps import compare, recordings, run
-from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from fedbc_lightning import SCAFFOLD
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.federation.checkpoint_content import module_state_of
-from fedbc_lightning.local import Linear
 
 __all__ = ["recordings"]
 
@@ -154,31 +151,3 @@ def test_loaders_of_ones_own(tmp_path, monkeypatch, recordings, data, same):
     assert recordings.recorders[0].reason is None
     other = run(tmp_path, PerEpoch, data=same)
     assert_equal_trees(module_state_of(trainer.federation), module_state_of(other.federation))
-
-
-class Ungrouped(Smooth):
-    """One layer is in no group of the optimizer."""
-
-    def __init__(self):
-        super().__init__()
-        self.net.append(nn.Linear(3, 3))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD([*self.net[0].parameters(), *self.net[2].parameters()], 0.1, momentum=0.9)
-
-
-class Pushed(SCAFFOLD):
-    """Adds one to the gradient of every parameter, also of those that have none."""
-
-    def client_update(self, engine, cohort, server):
-        terms = [Linear(torch.ones_like(server["control"]))]
-        engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=True)
-
-
-def test_terms_on_parameters_outside_of_all_groups_add_up_over_an_epoch(tmp_path, monkeypatch, recordings):
-    """The mean raw gradient of a parameter that has none is the mean of 0, 1, ..., n - 1 in an epoch of n steps."""
-    trainer = compare(tmp_path, monkeypatch, Ungrouped, Pushed, clients_per_round=6)
-    control = torch.stack([trainer.clients.vector("control", client)[-12:] for client in range(6)])
-    assert recordings.replays > 3
-    num_steps = torch.tensor([1, 3, 4, 6, 7, 9])
-    torch.testing.assert_close(control, ((num_steps - 1) / 2)[:, None].expand(6, 12))

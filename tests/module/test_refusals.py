@@ -76,7 +76,10 @@ def run(tmp_path, module=Guarded, data=None, **options):
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (configured(lambda m, o: [SGD([p], lr=0.1) for p in m.net[0].parameters()]), "configure_optimizers.* 2 "),
+        (
+            configured(lambda m, o: [SGD([p], lr=0.1) for p in m.net[0].parameters()]),
+            "2 optimizers; return one, or step",
+        ),
         (configured(lambda m, o: None), "configure_optimizers returned 0 optimizers"),
         (configured(lambda m, o: SGD([nn.Parameter(torch.zeros(3))], lr=0.1)), "not the module's"),
         (configured(lambda m, o: ([o], [{"scheduler": lr_scheduler.StepLR(o, 1), "interval": "batch"}])), "batch"),

@@ -149,14 +149,14 @@ class CohortRun:
 
     def finish(self, steps: list[int], passed: list[int], gradient_sum: Tensor | None = None) -> None:
         """Hand the cohort what local training ended with after so many steps and batches of each client."""
-        num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
+        num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64).to(self.w)[:, None]
         losses, records = self.counted.read(steps)
-        mean = None if gradient_sum is None else self.layout.shared(gradient_sum) / counts.to(self.w)[:, None]
+        mean = None if gradient_sum is None else self.layout.shared(gradient_sum) / counts
         result = LocalResult(
             w=self.layout.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
             buffers=self.layout.read_buffers().expand(num_clients, -1), counters=self.layout.read_counters(),
             steps=steps, losses=losses.tolist(), taken=self._taken(steps, passed), records=records, gradient_mean=mean,
-            step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
+            step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1), num_gradients=counts,
         )  # fmt: skip
         self.cohort.take(result)
 
