@@ -31,7 +31,12 @@ class Budget:
 
     Args:
         own: The ids of the module's own parts, parameters and buffers, which are not described where they occur again.
+
+    Attributes:
+        is_partial: Whether some value may have changed without a difference in its description.
     """
+
+    is_partial = False
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._seen: set[int] = set()
@@ -50,8 +55,8 @@ class Budget:
         if isinstance(value, Tensor):
             has_version = not value.is_inference()
             return id(value), writes_into(value) if has_version else 0, _sum(value)
-        if isinstance(value, (np.ndarray, *GENERATORS)):
-            return id(value), pickle.dumps(value) if getattr(value, "nbytes", 0) <= MAX_VALUES else None
+        if isinstance(value, (np.ndarray, *GENERATORS)) and getattr(value, "nbytes", 0) <= MAX_VALUES:
+            return id(value), pickle.dumps(value)
         if isinstance(value, (set, frozenset)):
             return len(value), sum(hash(item) for item in value)
         if isinstance(value, dict):  # a copy of what it holds, since a thread of the user's may change it
@@ -59,7 +64,10 @@ class Budget:
         if isinstance(value, (list, tuple, deque)):
             return tuple(self.describe(item) for item in list(value))
         # No container is made here, which would lend its id to the next one and so seem to be known.
-        is_opaque = type(value).__module__.partition(".")[0] in LIBRARIES or not hasattr(value, "__dict__")
+        has_attributes = hasattr(value, "__dict__")
+        # What a hash of its own describes, such as a path or a date, does not change; iterators and large arrays do.
+        self.is_partial |= not has_attributes and type(value).__hash__ in (None, object.__hash__)
+        is_opaque = type(value).__module__.partition(".")[0] in LIBRARIES or not has_attributes
         return id(value) if is_opaque else (id(value), self.describe(vars(value)))
 
 

@@ -41,8 +41,8 @@ def set_by_hooks(federation: Federation) -> dict[str, Any]:
     """Return what hooks of the run and of rounds have set for all clients beside the model; see :func:`put_back`."""
     written, user = federation.bench.optimizer.written, federation.user
     return {
-        "options": written.options, "schedulers": written.schedulers, "evaluating": user.evaluating,
-        "frozen": federation.layout.frozen_by_hooks, "attributes": user.changed_attributes,
+        "options": written.options, "schedulers": written.schedulers, "evaluating": sorted(user.evaluating),
+        "frozen": sorted(federation.layout.frozen_by_hooks), "attributes": user.changed_attributes,
     }  # fmt: skip
 
 
@@ -150,8 +150,8 @@ def put_back(federation: Federation, found: dict[str, Any]) -> None:
     if found:
         federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found["schedulers"]))
         federation.user.put_attributes_back(found.get("attributes", {}))
-        federation.user.evaluating = found["evaluating"]
-        federation.layout.frozen_by_hooks = found.get("frozen", [])
+        federation.user.evaluating = frozenset(found["evaluating"])
+        federation.layout.frozen_by_hooks = frozenset(found.get("frozen", ()))
         federation.layout.put_frozen_back()
 
 

@@ -105,7 +105,7 @@ def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
     layout.check_thawed(hook)
     layout.keep_frozen()
     if layout.frozen_by_hooks:
-        _check_frozen(federation, hook, layout.frozen_by_hooks[0])
+        _check_frozen(federation, hook, min(layout.frozen_by_hooks))
 
 
 def _check_frozen(federation: Federation, hook: str, name: str) -> None:

@@ -66,16 +66,18 @@ def check_isolation(federation: Federation) -> None:
         here, there = (results[client] for results in found)
         differs = [name for name in {**here, **there} if not _is_same(here.get(name), there.get(name))]
         if differs:
-            raise ConfigurationError(_text(federation, client, other, differs[0], list(changed)))
+            raise ConfigurationError(_text(federation, client, other, differs[0], list(changed), list(shared.partial)))
 
 
-def _text(federation: Federation, client: int, other: int, what: str, changed: list[str]) -> str:
-    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+def _text(federation: Federation, client: int, other: int, what: str, changed: list[str], partial: list[str]) -> str:
+    shown = changed or partial
+    names = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    but = f", but {names} cannot be compared: look there, and" if partial else ": look"
     cause = (
-        f"while they trained, {', '.join(changed[:3])}{more} changed, which is neither parameter nor buffer: set it "
-        "anew in on_client_start, or make it a buffer (trainer.buffers)"
+        f"while they trained, {names} changed, which is neither parameter nor buffer: set it anew in on_client_start, "
+        "or make it a buffer (trainer.buffers)"
         if changed
-        else "no attribute of module, callbacks or data has changed: look for global variables, files and clocks"
+        else f"no attribute of module, callbacks or data has changed{but} for global variables, files and clocks"
     )
     if federation.user.device.type != "cpu":
         cause += "; on this device, set trainer.deterministic: true as well"
@@ -106,6 +108,9 @@ class SharedAttributes:
 
     Args:
         federation: It has the module, the callbacks and the data.
+
+    Attributes:
+        partial: Names of attributes that hold something whose changes do not show, such as an iterator.
     """
 
     def __init__(self, federation: Federation) -> None:
@@ -117,7 +122,7 @@ class SharedAttributes:
         owners += [("data", each) for each in {id(each): each for each in (data.users_module, data)}.values()]
         classes = dict.fromkeys(cls for _, owner in owners for cls in type(owner).__mro__)
         owners += [(cls.__name__, cls) for cls in classes if cls.__module__.partition(".")[0] not in LIBRARIES]
-        self._owners = owners
+        self._owners, self.partial = owners, dict[str, None]()
         self._shared = [
             *(owner for _, owner in owners), *user.module.parameters(), *user.module.buffers(),
             *kept_by(user.module), user.shim, federation.fabric,
@@ -125,12 +130,15 @@ class SharedAttributes:
 
     def described(self) -> dict[str, Any]:
         """Return a description of each attribute by name, which differs if the attribute has changed."""
-        left = Budget(map(id, self._shared))
-        return {
-            f"{name}.{key}".replace("data._datasets", "a client's data set"): left.describe(value)
-            for name, owner in self._owners
-            for key, value in _attributes(owner).items()
-        }
+        left, found = Budget(map(id, self._shared)), dict[str, Any]()
+        for owner_name, owner in self._owners:
+            for key, value in _attributes(owner).items():
+                name = f"{owner_name}.{key}".replace("data._datasets", "a client's data set")
+                left.is_partial = False
+                found[name] = left.describe(value)
+                if left.is_partial:
+                    self.partial[name] = None
+        return found
 
     def noted(self) -> Callable[[], None]:
         """Return a function that gives the owners the attributes again that they have now, and what these hold."""

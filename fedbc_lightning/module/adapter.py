@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, repeat
 from typing import Any, NamedTuple
@@ -85,8 +85,7 @@ class BestMetrics:
         for metric, held in zip(self._metrics, self.values.get(self.key, []), strict=False):
             if held is not None:
                 for name, value in zip(metric.metric_state, held, strict=True):
-                    current = getattr(metric, name)
-                    setattr(metric, name, torch.tensor(value, dtype=current.dtype, device=current.device))
+                    setattr(metric, name, getattr(metric, name).new_tensor(value))
                 set_updated(metric)
 
     def stage(self) -> None:
@@ -126,7 +125,7 @@ class UserModule:
     Attributes:
         log: What the module gets as its ``self.log``.
         scratch: The buffers that do not travel, each with the values that every client finds in it.
-        modes: The module's parts, each with the mode in which every client finds it.
+        evaluating: Names of the module's parts that every client finds in evaluation mode.
         changed_attributes: The attributes with plain values that hooks of rounds have changed, as the last of these
             hooks left them, by the part of the module (or ``hparams``) that has them and their names.
         has_transfer_hooks: Whether the module or its data module overrides a batch-transfer hook.
@@ -172,15 +171,21 @@ class UserModule:
 
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
+        children = [(prefix, child) for prefix, child in self.module.named_modules() if not isinstance(child, Metric)]
+        self._registered = [(child, set(buffers_of(child))) for _, child in children]
         self.scratch = [
             Scratch(f"{prefix}.{name}".lstrip("."), child, name, None if buffer is None else buffer.clone())
-            for prefix, child in self.module.named_modules()
+            for prefix, child in children
             for name, buffer in buffers_of(child).items()
-            if not isinstance(child, Metric) and not is_persistent(child, name)
+            if not is_persistent(child, name)
         ]
 
     def put_scratch_back(self) -> None:
-        """Restore the buffers that do not travel to the values that every client finds in them."""
+        """Restore the buffers that do not travel to what every client finds in them, or remove them if they are new."""
+        for child, names in self._registered:
+            for name in buffers_of(child).keys() - names:
+                if not is_persistent(child, name):
+                    delattr(child, name)
         for buffer in self.scratch:
             buffer.put(buffer.initial)
 
@@ -193,17 +198,16 @@ class UserModule:
     def renew_returned(self, optimizers: Sequence[Any]) -> bool:
         """Put optimizers back as they were returned, if they are those of the last call and not kept as attributes."""
         last, kept = self.returned, self._kept_optimizers
-        is_renewed = last is not None and last.holds(optimizers) and not (kept and kept.holds(optimizers))
-        if is_renewed:
-            last.restore()  # type: ignore[union-attr]
-            self.returned = None
-        return is_renewed
+        if last is None or not last.holds(optimizers) or (kept and kept.holds(optimizers)):
+            return False
+        last.restore()
+        self.returned = None
+        return True
 
     # attach and detach
 
     def attach(self) -> None:
         """Give the module our trainer and our ``self.log``."""
-        self.module.trainer = self.shim  # type: ignore[assignment]
         # lightning.Trainer would synchronise a Metric over ranks when it is computed. Here each rank computes it for
         # another client, and not equally often, so the ranks would wait for each other for ever.
         for metric in self.metrics:
@@ -240,19 +244,8 @@ class UserModule:
 
     def keep_modes(self) -> None:
         """Let every client begin with the modes that the module's parts have now."""
-        self.modes = [(child, child.training) for child in self.module.modules()]
-
-    @property
-    def evaluating(self) -> list[str]:
-        """The names of the parts that stay in evaluation mode while clients train."""
-        names = {child: name for name, child in self.module.named_modules()}
-        return [names[child] for child, is_training in self.modes if not is_training and child in names]
-
-    @evaluating.setter
-    def evaluating(self, names: Collection[str]) -> None:
-        for name, child in self.module.named_modules():
-            child.training = name not in names
-        self.keep_modes()
+        self._children = list(self.module.named_modules())
+        self.evaluating = frozenset(name for name, child in self._children if not child.training)
 
     @contextmanager
     def taking_modes(self) -> Iterator[None]:
@@ -263,9 +256,9 @@ class UserModule:
 
     def train_mode(self) -> None:
         """Restore training mode as the user left it: parts that were in evaluation mode stay in it."""
-        for child, mode in self.modes:
-            if child.training != mode:  # nn.Module.__setattr__ is slow
-                child.training = mode
+        for name, child in self._children:
+            if child.training == (name in self.evaluating):  # nn.Module.__setattr__ is slow
+                child.training = not child.training
 
     # attributes
 
@@ -305,9 +298,7 @@ class UserModule:
         before, move, after = self._transfer
         if before is not None:
             batch = before(batch, dataloader_idx)
-        batch = (
-            move(batch, self.device, dataloader_idx) if move is not None else move_data_to_device(batch, self.device)
-        )
+        batch = move_data_to_device(batch, self.device) if move is None else move(batch, self.device, dataloader_idx)
         return after(batch, dataloader_idx) if after is not None else batch
 
     def training_step(self, batch: Any, batch_idx: int) -> tuple[Tensor | None, Any]:
@@ -351,8 +342,6 @@ class UserModule:
         self.shim.set(**{loaders: loader})
         self.best_metrics.load()
         self.hooks.call_module(f"on_{stage}_epoch_start")
-        start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
-        listens = self.hooks.listens(start) or self.hooks.listens(end)
         batch_idx, batch = 0, None
         try:
             for raw, batch_idx, number in _numbered(loader):
@@ -362,12 +351,10 @@ class UserModule:
                 told = () if number is None else (number,)
                 expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
                 collector.start_batch(batch, batch_size_of(batch, expected))
-                if listens:
-                    self.hooks.call(start, batch, batch_idx, *told)
+                self.hooks.call(f"on_{stage}_batch_start", batch, batch_idx, *told)
                 with self.autocast():
                     output = step(*((batch, batch_idx) if takes_index else (batch,)), *told)
-                if listens:
-                    self.hooks.call(end, output, batch, batch_idx, *told)
+                self.hooks.call(f"on_{stage}_batch_end", output, batch, batch_idx, *told)
                 batch_idx += 1
             collector.start_loader(None)
         except Exception as error:
@@ -394,10 +381,9 @@ def check_module(module: Any) -> None:
         if not overrides(module, method, LightningModule):
             raise ConfigurationError(f"model: {name} has no {method}; add one, as for lightning.Trainer.")
     for step in STEPS:
-        for taken in inspect.signature(getattr(module, step)).parameters.values():
-            # Lightning gives this to steps that take batches themselves.
-            if taken.name == "dataloader_iter":
-                raise ConfigurationError(f"model: {name}.{step} takes dataloader_iter; take (batch, batch_idx).")
+        # Lightning gives this to steps that take batches themselves.
+        if "dataloader_iter" in inspect.signature(getattr(module, step)).parameters:
+            raise ConfigurationError(f"model: {name}.{step} takes dataloader_iter; take (batch, batch_idx).")
 
 
 def check_loaders(module: LightningModule, datamodule: FederatedDataModule) -> None:
@@ -455,8 +441,8 @@ def _is_on(batch: Any, device: torch.device) -> bool:
 
 def _find_transfer_hooks(module: nn.Module, datamodule: LightningDataModule) -> tuple | None:
     """Return the transfer hooks, the data module's before the module's, as in Lightning; None if none is overridden."""
-    found = []
-    for name in TRANSFER_HOOKS:
-        owner = next((o for o in (datamodule, module) if overrides(o, name, DataHooks)), None)
-        found.append(getattr(owner, name) if owner is not None else None)
-    return tuple(found) if any(found) else None
+    found = tuple(
+        next((getattr(owner, name) for owner in (datamodule, module) if overrides(owner, name, DataHooks)), None)
+        for name in TRANSFER_HOOKS
+    )
+    return found if any(found) else None

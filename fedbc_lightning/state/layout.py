@@ -38,9 +38,10 @@ class WrittenParametersError(ConfigurationError):
         names: The names of the parameters.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(names)  # alone, so that a copy made by pickle is given the same
-        self.names = list(names)
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return self.args[0]
 
     def __str__(self) -> str:
         return (
@@ -174,7 +175,7 @@ class ParameterLayout:
 
         self.parameters: list[nn.Parameter] = order
         self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
-        self.frozen_by_hooks: list[str] = []
+        self.frozen_by_hooks: frozenset[str] = frozenset()
         self._grouped = order[: self.num_grouped]
         *offsets, size = accumulate((p.numel() for p in order), initial=0)
         self.entries = [Entry(named[p], p.shape, offset) for p, offset in zip(order, offsets, strict=True)]
@@ -252,7 +253,7 @@ class ParameterLayout:
     def keep_frozen(self) -> None:
         """Let every client begin with those trained parameters frozen that are frozen now."""
         pairs = zip(self.parameters, self.entries, strict=True)
-        self.frozen_by_hooks = [entry.name for parameter, entry in pairs if not parameter.requires_grad]
+        self.frozen_by_hooks = frozenset(entry.name for parameter, entry in pairs if not parameter.requires_grad)
 
     def put_frozen_back(self) -> None:
         """Freeze and thaw as every client begins: what a client's hooks do holds for that client alone."""
@@ -317,10 +318,11 @@ class ParameterLayout:
                 )
 
     def check_replaced(self, *, at_start: bool = False) -> None:
-        """Raise if a trained parameter, or ``at_start`` any parameter, is another object than in the layout.
+        """Raise if a trained parameter, or ``at_start`` any, is another object than in the layout, or a buffer is new.
 
         Raises:
-            ConfigurationError: A parameter is another object now, or is new; the message names it.
+            ConfigurationError: A parameter is another object now, or it or a persistent buffer is new; the message
+                names it.
         """
         now = dict(self._module.named_parameters())
         lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
@@ -328,10 +330,13 @@ class ParameterLayout:
             frozen = (mark.parameter for mark in self.frozen.marks)
             known = {*self.parameters, *frozen, *(place.tensor for place in self._buffers)}
             lost += [name for name, parameter in now.items() if parameter not in known]
+        places = {place.full_name for place in self.places}
+        lost += [place.full_name for place in _persistent_buffers(self._module) if place.full_name not in places]
         if lost:
             raise ConfigurationError(
-                f"model: parameter '{lost[0]}' was replaced by another one, or added, which nothing would train or "
-                "send; write into it (copy_, load_state_dict), or make it in __init__ or configure_model."
+                f"model: '{lost[0]}' was replaced by another one, or added during training; nothing would train, send "
+                "or reset it. Write into it (copy_, load_state_dict), or make it in __init__ or configure_model (a "
+                "buffer may be None there)."
             )
 
     def shared(self, rows: Tensor) -> Tensor:

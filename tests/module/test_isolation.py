@@ -108,6 +108,12 @@ def makes_a_layer(module, batch):
     return 1 + module.late(batch[0]).mean() ** 2
 
 
+def registers(module, batch):
+    if not hasattr(module, "scale"):
+        module.register_buffer("scale", 1 + batch[0].abs().mean(), persistent=False)
+    return module.scale.clone()
+
+
 # What leaks -> the factor or the callbacks, and how it is named
 LEAKS = {
     "counter": (counts, "model.count changed"),
@@ -116,8 +122,8 @@ LEAKS = {
     "cache": (remembers, "model.cache changed"),
     "deque": (lambda m, b: m.window.append(1.0) or sum(m.window), "model.window changed"),
     "own generator": (lambda m, b: 1 + m.own.random(), "model.own changed"),
-    "iterator": (lambda m, b: 1 / (1 + next(m.draws)), "global variables"),
-    "global": (counts_globally, "global variables"),
+    "iterator": (lambda m, b: 1 / (1 + next(m.draws)), "changed, but model.draws cannot be compared: look there"),
+    "global": (counts_globally, "look there, and for global variables"),
     "layer": (makes_a_layer, "'late.weight' was replaced by another one, or added"),
 }
 
@@ -151,6 +157,7 @@ RIGHT = {
     "torch": lambda m, b: 1 + torch.rand(()),
     "numpy and random": lambda m, b: 1 + np.random.rand() + random.random(),
     "scratch": lambda m, b: 1 / m.scratch.add_(1).clone(),
+    "a buffer that is registered late": registers,
     "counters that are only kept": lambda m, b: 1 + 0 * counts(m, b) + 0 * grows(m, b),
     "a constant that is made once": lambda m, b: m.cache.setdefault("scale", 1.5),
     "an index of the epoch": lambda m, b: 1 / (1 + m.trainer.current_epoch),

@@ -102,6 +102,11 @@ def add_layer(module):
     module.extra = torch.nn.Linear(3, 3)
 
 
+def add_buffer(module, *args):
+    if not hasattr(module, "late"):
+        module.register_buffer("late", torch.zeros(3))
+
+
 def replace_frozen(module):
     module.frozen = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
 
@@ -119,9 +124,13 @@ def freeze(module, *args):
 
 
 REFUSED = [
-    ("on_fit_start", replace_layer, r"parameter 'net\.3\.weight' was replaced by another one"),
-    ("on_train_start", add_layer, r"parameter 'extra\.weight' was replaced by another one, or added"),
-    ("on_fit_start", replace_frozen, r"parameter 'frozen' was replaced by another one, or added"),
+    ("on_fit_start", replace_layer, r"'net\.3\.weight' was replaced by another one"),
+    ("on_train_start", add_layer, r"'extra\.weight' was replaced by another one, or added"),
+    ("on_fit_start", replace_frozen, r"'frozen' was replaced by another one, or added"),
+    *(
+        (hook, add_buffer, r"'late' was .*added.* \(a buffer may be None there\)")
+        for hook in ("on_train_start", "on_train_batch_end")
+    ),
     ("on_fit_start", mask, r"'net\.0\.weight' is trained and has NaN or infinite .*Make a mask a buffer"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
     *(
@@ -151,7 +160,7 @@ def test_what_hooks_freeze_is_refused_where_more_than_gradients_moves_it(tmp_pat
         (FedAvg(), {"codec": Codecs(up=TopK(0.5))}, "the channel changes messages"),
     ):
         model = make_model(type("Hooked", (Pretrained,), {"on_round_start": freeze}))
-        with pytest.raises(ConfigurationError, match=rf"on_round_start froze 'net\.0\.weight'.* and {why}.*__init__"):
+        with pytest.raises(ConfigurationError, match=rf"on_round_start froze 'net\.0\.bias'.* and {why}.*__init__"):
             make_trainer(tmp_path, **settings).fit(model, BoringData(), algorithm)
 
 

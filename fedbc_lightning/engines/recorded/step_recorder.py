@@ -105,7 +105,7 @@ class StepRecorder:
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._step, self._modes = -1, user.module.training_step, user.modes
+        self._round, self._step, self._modes = -1, user.module.training_step, user.evaluating
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
         self.is_due = False
@@ -158,7 +158,7 @@ class StepRecorder:
         if self._round < 0 and self._is_asked and self.reason is not None:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
-        modes = self._user.modes
+        modes = self._user.evaluating
         if step != self._step or modes != self._modes or (self._found and has_torch_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
