@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -18,6 +16,7 @@ from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join, labels_of, num_bytes, num_items, take
+from fedbc_lightning.data.inner_modules import OuterDataModule, check_dataset
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches, stack
 from fedbc_lightning.data.own_batches import OwnBatches, OwnLoader
 from fedbc_lightning.data.splits import find_heldout, train_test_split
@@ -33,7 +32,7 @@ POOLED = -1
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(OuterDataModule):
     """Data of N clients. A subclass gives ``num_clients``, ``client_train_dataset`` and ``client_test_dataset``.
 
     ``num_clients`` may be a class attribute, a property, or set in ``__init__``.
@@ -84,7 +83,6 @@ class FederatedDataModule(LightningDataModule):
 
     num_clients: int = 0
     stream_sizes: Sequence[int] | None = None
-    _saved_state: dict[str, Any] | None = None
     _heldout: np.ndarray | None = None
 
     def __init__(
@@ -131,28 +129,6 @@ class FederatedDataModule(LightningDataModule):
     def client_test_dataset(self, client: int) -> Dataset | None:
         """Return the test data of client 0..N-1, map-style or a stream, or None if it has none."""
         raise NotImplementedError(f"{type(self).__name__} must define client_test_dataset(client)")
-
-    @property
-    def users_module(self) -> LightningDataModule:
-        """The data module that the user wrote, whose ``state_dict``, ``on_exception`` and the like count."""
-        return self
-
-    def set_up(self, stage: str, checkpoint: dict[str, Any] | None) -> None:
-        """Call ``setup`` for a run, and give the user's module its state back, under Lightning's key for it.
-
-        Args:
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-            checkpoint: What the run goes on from, or None.
-        """
-        self._saved_state = (checkpoint or {}).get(type(self.users_module).__qualname__)
-        self.setup(stage)
-        self._restore_state()
-
-    def _restore_state(self) -> None:
-        """Call ``load_state_dict`` of the user's module, unless that was done since :meth:`set_up` began."""
-        state, self._saved_state = self._saved_state, None
-        if state is not None:
-            self.users_module.load_state_dict(state)
 
     @property
     def split_seed(self) -> int:
@@ -289,15 +265,13 @@ class FederatedDataModule(LightningDataModule):
         Returns:
             The loaders, or None if a client has no data.
         """
-        own: Callable[[int], ClientLoader | None]
-        if round is None:
-            is_own = self._has_own("client_eval_dataloader", "_eval_loader")
-            own = partial(self.client_eval_dataloader, split=split, device=device)
-        else:
-            is_own = self._has_own("client_train_dataloader", "_train_loader")
-            own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
-        if is_own:
-            made = [loader for loader in map(own, clients) if loader is not None]
+        is_eval = round is None
+        name = "client_eval_dataloader" if is_eval else "client_train_dataloader"
+        method = getattr(self, name)
+        # A function that was set on the instance is the user's own, too: it has no __func__.
+        if getattr(method, "__func__", None) is not vars(FederatedDataModule)[name]:
+            what: dict[str, Any] = {"split": split} if is_eval else {"round": round, "seed": seed}
+            made = [loader for loader in (method(k, device=device, **what) for k in clients) if loader is not None]
             return OwnLoaders(made) if len(made) == len(clients) else None
 
         def make(dataset: Dataset, client: int) -> Any:
@@ -312,12 +286,6 @@ class FederatedDataModule(LightningDataModule):
         if any(isinstance(dataset, OwnBatches) for dataset in datasets):
             return OwnLoaders(list(map(make, datasets, clients)))
         return ClientLoaders(datasets, clients, make)
-
-    def _has_own(self, *names: str) -> bool:
-        """Return whether one of these methods is not that of this class."""
-        # A function that was set on the instance is the user's own, too: it has no __func__.
-        own = vars(FederatedDataModule)
-        return any(getattr(getattr(self, name), "__func__", None) is not own[name] for name in names)
 
     def fixed_batches(
         self, client: int, split: str = "train", batch_size: int | None = None, *, device: torch.device | None = None
@@ -507,10 +475,15 @@ class FederatedDataModule(LightningDataModule):
                 f"data.val_fraction: nothing can be cut from client {client}'s data, which come from a stream or a "
                 "loader of yours; give it validation data of its own"
             )
-        # A generator for each client, because the data of clients are made on demand, in any order.
-        rng = seeding.numpy_generator(self.split_seed, "val", client=client)
-        train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
-        return self._batched(take(dataset, train)), self._batched(take(dataset, val)) if len(val) else None
+        train, val = self._cut(dataset, self.val_fraction, "val", client)
+        return self._batched(train), None if val is None else self._batched(val)
+
+    def _cut(self, dataset: Dataset, fraction: float, purpose: str, client: int) -> tuple[Dataset, Dataset | None]:
+        """Split a client's data set into two; the second is None where the fraction is less than a sample."""
+        # A generator for each client, because the data of clients are made on demand, in any order
+        rng = seeding.numpy_generator(self.split_seed, purpose, client=client)
+        first, second = train_test_split(labels_of(dataset), fraction, num_samples=num_items(dataset), rng=rng)
+        return take(dataset, first), take(dataset, second) if len(second) else None
 
     def _train_loader(
         self, dataset: Dataset, round: int, client: int, seed: int | None, device: torch.device | None
@@ -543,28 +516,3 @@ class FederatedDataModule(LightningDataModule):
         if self._has_transfer_hooks is None:
             self._has_transfer_hooks = any(overrides(self, name, DataHooks) for name in TRANSFER_HOOKS)
         return None if self._has_transfer_hooks else device
-
-
-def check_dataset(dataset: Any, where: str) -> None:
-    """Raise unless a data set that the user gave, or that a method of the user's returned, has numbered samples.
-
-    Args:
-        dataset: What was given.
-        where: Where it comes from, such as the method and its argument, with which the message begins.
-
-    Raises:
-        ConfigurationError: It is a DataLoader, a tuple such as ``(inputs, targets)``, several data sets, or has no
-            length or no items.
-    """
-    if isinstance(dataset, (list, tuple)) and any(isinstance(each, (Dataset, DataLoader)) for each in dataset):
-        raise ConfigurationError(
-            f"{where} {type(dataset).__name__} of data sets; where each client has one, give the list to "
-            "fedbc_lightning.SitesDataModule; else join them, torch.utils.data.ConcatDataset(...)"
-        )
-    is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-    if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
-        raise ConfigurationError(
-            f"{where} {type(dataset).__name__}; give a map-style Dataset with __len__ and __getitem__, such as "
-            "TensorDataset(*tensors); batches are made here. Streams and loaders of your own can be "
-            "the sites of fedbc_lightning.SitesDataModule"
-        )

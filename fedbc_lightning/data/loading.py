@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.main_guard import check_main_guard
 from fedbc_lightning.data.datasets import ArrayDataset, is_gathered, num_items
 
 Number = TypeVar("Number", int, np.ndarray)
@@ -168,7 +169,7 @@ class ClientLoader:
         return self.sampler.generator("augment", step) if is_augmented else None
 
     def _dataloader(self, dataset: Dataset) -> DataLoader:
-        return DataLoader(
+        loader = DataLoader(
             dataset,
             batch_size=self.batch_size,
             sampler=self.sampler,
@@ -178,11 +179,21 @@ class ClientLoader:
             generator=self.sampler.generator("workers"),
             **{"collate_fn": stack, **self._options},
         )
+        check_workers(loader)
+        return loader
 
 
 def _cut(tensor: Tensor, size: int) -> Sequence[Tensor]:
     """Return ``tensor.split(size)``, without that call if there is one part: it costs as much as gathering a batch."""
     return (tensor,) if tensor.size(0) <= size else tensor.split(size)
+
+
+def check_workers(loader: Any) -> None:
+    """Raise if a loader's worker processes would run the user's script again, for lack of a guard."""
+    num_workers, context = getattr(loader, "num_workers", 0), getattr(loader, "multiprocessing_context", None)
+    if num_workers:
+        method = context.get_start_method() if context is not None else None
+        check_main_guard(f"data: a DataLoader with num_workers={num_workers}", method)
 
 
 def stack(samples: list[Any]) -> Any:

@@ -17,7 +17,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import BatchFetcher, combination_mode, sizes_in
-from fedbc_lightning.data.loading import ClientLoader, EpochSampler, num_batches
+from fedbc_lightning.data.loading import ClientLoader, EpochSampler, check_workers, num_batches
 
 # How the numbers of batches of several loaders become one, by the mode of CombinedLoader
 NUMBERS: dict[str, Callable[[Sequence[int]], int]] = {
@@ -189,6 +189,7 @@ class OwnLoader(ClientLoader):
 
 def _prepare(loader: Any, epoch: int, seed: int | None) -> None:
     """Tell a loader's parts the epoch, and seed the generators that they hold."""
+    check_workers(loader)
     batch_sampler = getattr(loader, "batch_sampler", None)
     parts = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None), batch_sampler]
     parts.append(getattr(batch_sampler, "sampler", None))

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 
-from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
-from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule, check_dataset
-from fedbc_lightning.data.datasets import labels_of, num_items, take
-from fedbc_lightning.data.splits import train_test_split
-from fedbc_lightning.data.wrapper import loader_options, only_loader, plain_dataset
+from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
+from fedbc_lightning.data.inner_modules import (
+    check_dataset,
+    loader_of,
+    loader_options,
+    only_loader,
+    plain_dataset,
+    way_of,
+)
 
 Site = AnyDataModule | Dataset | DataLoader | list | dict  # further loaders of batches are taken in Python
 
@@ -90,7 +93,9 @@ class SitesDataModule(FederatedDataModule):
             raise ConfigurationError("data.names: a name is given twice; give each site its own")
         if test_fraction and test is not None:
             raise ConfigurationError("data.test_fraction: the sites have data.test; leave one of the two out")
-        for module in self._modules():
+        listed = [site for sites in (train, test, val) for site in sites or () if isinstance(site, AnyDataModule)]
+        self.inner_modules = list({id(module): module for module in listed}.values())
+        for module in self.inner_modules:
             hook = next((name for name in TRANSFER_HOOKS if overrides(module, name, DataHooks)), None)
             if hook is not None:
                 raise ConfigurationError(
@@ -98,56 +103,40 @@ class SitesDataModule(FederatedDataModule):
                     "LightningModule"
                 )
 
-    def _modules(self) -> list[LightningDataModule]:
-        listed = [site for sites in self._given.values() for site in sites or () if isinstance(site, AnyDataModule)]
-        return list({id(module): module for module in listed}.values())
-
     @property
     def client_names(self) -> list[str] | None:
         """The argument ``names``."""
         return None if self._names is None else [str(name) for name in self._names]
 
-    def prepare_data(self) -> None:
-        """Call ``prepare_data`` of the sites' data modules."""
-        for module in self._modules():
-            module.prepare_data()
-
     def setup(self, stage: str | None = None) -> None:
         """Set up the sites' data modules and ask them for their loaders; further calls, for any stage, do nothing."""
         if self._sites is not None:
             return
-        for module in self._modules():
-            module.trainer = self.trainer  # as under lightning.Trainer: setup may read it
-            module.setup("fit")
-        self._restore_state()
+        self._set_up_inner()
         sites: list[dict[str, Dataset | None]] = [{} for _ in range(self.num_clients)]
         for split in SPLITS:  # the test data last, for which many modules are set up once more
             source = "train" if self._given[split] is None else split
             for k, site in enumerate(self._given[source] or ()):
                 where = f"data.{source}[{k}]"
                 if isinstance(site, AnyDataModule):
-                    sites[k][split] = self._ask(site, split, where, k)
+                    name = f"{where}: {type(site).__name__}.{split}_dataloader"
+                    sites[k][split] = self._take(loader_of(site, split), split, name, k)
                 elif source == split:
                     sites[k][split] = site if isinstance(site, Dataset) else self._take(site, split, where, k)
         self._sites = sites
 
-    def teardown(self, stage: str) -> None:
-        """Call ``teardown`` of the sites' data modules."""
-        for module in self._modules():
-            module.teardown(stage)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the sites' data modules."""
-        return {str(k): module.state_dict() for k, module in enumerate(self._modules())}
+        return {str(k): module.state_dict() for k, module in enumerate(self.inner_modules)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the sites' data modules their states back."""
-        for k, module in enumerate(self._modules()):
+        for k, module in enumerate(self.inner_modules):
             module.load_state_dict(state_dict[str(k)])
 
     def on_exception(self, exception: BaseException) -> None:
         """Call ``on_exception`` of the sites' data modules."""
-        for module in self._modules():
+        for module in self.inner_modules:
             module.on_exception(exception)
 
     # the data of a client
@@ -170,10 +159,7 @@ class SitesDataModule(FederatedDataModule):
         if not self.test_fraction:
             return dataset, None
         check_dataset(dataset, f"data.test_fraction: data.train[{client}] is a")
-        rng = seeding.numpy_generator(self.split_seed, "split", client=client)
-        labels = labels_of(dataset)
-        train, test = train_test_split(labels, self.test_fraction, num_samples=num_items(dataset), rng=rng)
-        return take(dataset, train), take(dataset, test) if len(test) else None
+        return self._cut(dataset, self.test_fraction, "split", client)
 
     def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
         made = super()._make_datasets(client, split)
@@ -181,15 +167,6 @@ class SitesDataModule(FederatedDataModule):
         if split != "test" and own is not None:
             made["val"] = self._checked_dataset(own, f"val[{client}]", "val", client)
         return made
-
-    def _ask(self, site: LightningDataModule, split: str, where: str, client: int) -> Dataset | None:
-        """Return the data behind what a site's module gives as its loaders."""
-        method = f"{split}_dataloader"
-        if not overrides(site, method, DataHooks):
-            return None
-        if split == "test":
-            site.setup("test")
-        return self._take(getattr(site, method)(), split, f"{where}: {type(site).__name__}.{method}", client)
 
     def _take(self, loader: Any, split: str, where: str, client: int) -> Dataset | None:
         """Return the data set behind a plain loader, whose way to make batches all sites must share, or the loaders."""
@@ -204,11 +181,10 @@ class SitesDataModule(FederatedDataModule):
 
     def _agree(self, loader: DataLoader, where: str, *, is_training: bool) -> None:
         """Take over how a loader makes batches, or raise if another site's loader makes them in another way."""
-        given = self._given_batch_sizes[0 if is_training else 1]
-        found: dict[str, Any] = {"batch_size": given or loader.batch_size or 1}
-        if is_training:
-            is_ordered = isinstance(loader.sampler, SequentialSampler)
-            found |= {"shuffle": not is_ordered, "drop_last": loader.drop_last} | loader_options(loader)
+        way = way_of(loader) if is_training else {"batch_size": loader.batch_size}
+        way["batch_size"] = self._given_batch_sizes[0 if is_training else 1] or way["batch_size"]
+        options = loader_options(loader) if is_training else {}
+        found = way | options
         known = self._options.setdefault("train" if is_training else "eval", found)
         differing = [name for name in {**known, **found} if known.get(name) != found.get(name)]
         if differing:
@@ -216,8 +192,4 @@ class SitesDataModule(FederatedDataModule):
                 f"{where}: its loader has {differing[0]}={found.get(differing[0])}, another site's "
                 f"{known.get(differing[0])}; give all sites the same, or data.batch_size and data.eval_batch_size"
             )
-        if is_training:
-            self.batch_size, self.shuffle, self.drop_last = found["batch_size"], found["shuffle"], found["drop_last"]
-            self.loader_options = loader_options(loader)
-        else:
-            self.eval_batch_size = found["batch_size"]
+        vars(self).update(way | {"loader_options": options} if is_training else {"eval_batch_size": way["batch_size"]})

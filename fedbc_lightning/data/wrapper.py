@@ -10,26 +10,25 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-)
-from torch.utils.data.dataloader import default_collate
+from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.private_lightning import HPARAMS
-from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, check_dataset
+from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.data.datasets import as_classes, join, labels_of, natural_clients, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
+from fedbc_lightning.data.inner_modules import (
+    check_dataset,
+    loader_of,
+    loader_options,
+    not_plain,
+    only_loader,
+    plain_dataset,
+    way_of,
+)
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.partition import Partitioner
@@ -118,10 +117,10 @@ class PartitionedDataModule(IndexedDataModule):
         self._given_batch_size, self._given_eval_batch_size = batch_size, eval_batch_size
         # Data set of the module's own validation and test data, options of a loader, and batch size
         self._shared: dict[str, tuple[Dataset, dict[str, Any], int | None]] = {}
-        if isinstance(data, AnyDataModule):
-            for name in TRANSFER_HOOKS:
-                if overrides(data, name, DataHooks):  # forwarding the others would hide the model's hooks
-                    setattr(self, name, getattr(data, name))
+        self.inner_modules = [data] if isinstance(data, AnyDataModule) else []
+        for name in TRANSFER_HOOKS:
+            if is_module and overrides(data, name, DataHooks):  # the others, if handed on, would hide the model's hooks
+                setattr(self, name, getattr(data, name))
 
     def __getattr__(self, name: str) -> Any:
         """Look up other attributes in the wrapped module, so that ``self.trainer.datamodule.num_classes`` works."""
@@ -131,22 +130,10 @@ class PartitionedDataModule(IndexedDataModule):
             return getattr(data, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
-    # calls that the wrapped module gets, too
-
     @property
     def users_module(self) -> LightningDataModule:
         """The wrapped module, if it is one."""
         return self.data if isinstance(self.data, AnyDataModule) else self
-
-    def prepare_data(self) -> None:
-        """Call ``prepare_data`` of the wrapped module."""
-        if isinstance(self.data, AnyDataModule):
-            self.data.prepare_data()
-
-    def teardown(self, stage: str) -> None:
-        """Call ``teardown`` of the wrapped module."""
-        if isinstance(self.data, AnyDataModule):
-            self.data.teardown(stage)
 
     def load(self) -> LoadedData:
         """Return the training data, joined with the test data if ``pool`` is true."""
@@ -161,11 +148,13 @@ class PartitionedDataModule(IndexedDataModule):
     def _find_source(self) -> Dataset:
         if not isinstance(self.data, AnyDataModule):
             return self.data
-        # As under lightning.Trainer: setup may read self.trainer
-        self.data.trainer = self.trainer
-        self.data.setup("fit")
-        self._restore_state()  # before any loader is made, as under lightning.Trainer
-        source = self._take_train_loader(self.data)
+        self._set_up_inner()
+        loader = only_loader(self.data.train_dataloader())
+        source = plain_dataset(loader, is_training=True)
+        if source is None:
+            raise not_plain(loader, f"{type(self.data).__name__}.train_dataloader")
+        vars(self).update(way_of(loader), loader_options=loader_options(loader))
+        self.batch_size = self._given_batch_size or self.batch_size
         if self.test == "shared" or self.pool:
             self._take_eval_loaders(self.data)
         if self.pool:
@@ -181,26 +170,9 @@ class PartitionedDataModule(IndexedDataModule):
             self._shared.clear()
         return source
 
-    def _take_train_loader(self, data: LightningDataModule) -> Dataset:
-        loader = only_loader(data.train_dataloader())
-        dataset = plain_dataset(loader, is_training=True)
-        if dataset is None:
-            raise not_plain(loader, f"{type(data).__name__}.train_dataloader")
-        if self._given_batch_size is None:
-            self.batch_size = loader.batch_size or 1
-        self.drop_last = loader.drop_last
-        self.shuffle = not isinstance(loader.sampler, SequentialSampler)
-        self.loader_options = loader_options(loader)
-        return dataset
-
     def _take_eval_loaders(self, data: LightningDataModule) -> None:
         for split in ("val", "test"):
-            if not overrides(data, f"{split}_dataloader", DataHooks):
-                continue
-            if split == "test":
-                # Many modules make their test data for this stage alone.
-                data.setup("test")
-            loader = only_loader(getattr(data, f"{split}_dataloader")())
+            loader = loader_of(data, split)
             if loader is None:
                 continue
             dataset = plain_dataset(loader)
@@ -211,6 +183,8 @@ class PartitionedDataModule(IndexedDataModule):
                 self._shared[split] = dataset, loader_options(loader), loader.batch_size
         if not self.pool and "val" in self._shared:
             self._shared.setdefault("test", self._shared["val"])
+        if self.val_fraction:
+            self._shared.pop("val", None)  # each client validates on a part of its own
         self._own_splits = {split for split, data in self._shared.items() if isinstance(data[0], OwnBatches)}
         if "test" in self._shared and self._given_eval_batch_size is None:
             self.eval_batch_size = self._shared["test"][2] or self.eval_batch_size
@@ -219,21 +193,14 @@ class PartitionedDataModule(IndexedDataModule):
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Return the wrapped module's own test or validation data if they are shared, else all clients' data."""
-        shared = self._shared_data(split)
-        if shared is None:
-            return super().pooled_dataset(split)
-        if split not in self._pooled:
-            self._pooled[split] = self._batched(shared[0])
-        return self._pooled[split]
+        if split in self._shared and split not in self._pooled:
+            self._pooled[split] = self._batched(self._shared[split][0])
+        return super().pooled_dataset(split)
 
     def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:
         """Return a loader of :meth:`pooled_dataset`; shared data are collated as by the wrapped module's loader."""
-        shared = self._shared_data(split)
-        options = None if shared is None else shared[1]
+        options = self._shared[split][1] if split in self._shared else None
         return self._eval_loader(self.pooled_dataset(split), device, options=options)
-
-    def _shared_data(self, split: str) -> tuple[Dataset, dict[str, Any], int | None] | None:
-        return None if split == "val" and self.val_fraction else self._shared.get(split)
 
     # labels
 
@@ -269,68 +236,3 @@ def read_labels(dataset: Dataset) -> np.ndarray | None:
                 return None
             labels.append(label)
     return as_classes(labels, len(labels))
-
-
-def only_loader(loader: Any) -> Any:
-    """Return the loader of a list of one, which Lightning takes for the loader itself, and None for an empty list."""
-    if isinstance(loader, (list, tuple)) and len(loader) <= 1:
-        return loader[0] if loader else None
-    return loader
-
-
-def plain_dataset(loader: Any, *, is_training: bool = False) -> Dataset | None:
-    """Return the map-style data set whose samples a loader yields, or None if its batches are made in a way of its own.
-
-    A ``SubsetRandomSampler`` chooses samples, so its loader yields a subset.
-
-    Args:
-        loader: What a method of the user's data module returned.
-        is_training: Whether the clients' loaders must make batches as this one does: of a fixed size, of all of the
-            samples once, shuffled or in order.
-    """
-    # A subclass with its own __iter__ makes batches that the clients' loaders would not
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return None
-    dataset: Dataset = loader.dataset
-    sampler: Any = loader.sampler
-    is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    if isinstance(dataset, IterableDataset) or not is_batched:
-        return None
-    if type(sampler) is SubsetRandomSampler:
-        return Subset(dataset, list(sampler.indices))
-    # Exactly these classes, because a subclass may draw in a way of its own
-    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
-    return dataset if is_plain and len(sampler) == num_items(dataset) else None
-
-
-def not_plain(loader: Any, name: str) -> ConfigurationError:
-    """Return the error for training data that a partitioner cannot deal to clients, because of their loader.
-
-    Args:
-        loader: What the method returned.
-        name: Name of the method.
-    """
-    kinds = ""
-    if isinstance(loader, DataLoader):
-        kinds = ", ".join(type(part).__name__ for part in (loader.dataset, loader.sampler, loader.batch_sampler))
-    return ConfigurationError(
-        f"data: {name} returns a {type(loader).__name__}{f' with {kinds}' * bool(kinds)}, whose samples cannot be "
-        "dealt to clients; return one DataLoader of a map-style Dataset (a ConcatDataset at need) with a batch_size "
-        "and shuffle=True or False, or give each client loaders of its own by fedbc_lightning.SitesDataModule"
-    )
-
-
-def loader_options(loader: DataLoader) -> dict[str, Any]:
-    """Return the arguments of a DataLoader that clients' loaders take over."""
-    options: dict[str, Any] = {}
-    if loader.collate_fn is not default_collate:
-        options["collate_fn"] = loader.collate_fn
-    # torch warns about pinned memory where there is no GPU.
-    if loader.pin_memory and torch.cuda.is_available():
-        options["pin_memory"] = True
-    # Without workers torch refuses prefetch_factor and multiprocessing_context. persistent_workers is left out, because
-    # each client has a loader of its own in every round.
-    if loader.num_workers:
-        for name in ("num_workers", "worker_init_fn", "prefetch_factor", "multiprocessing_context", "timeout"):
-            options[name] = getattr(loader, name)
-    return options

@@ -18,6 +18,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from fedbc_lightning.core.devices import deterministic_algorithms
 from fedbc_lightning.core.errors import ConfigurationError, add_note
 from fedbc_lightning.core.files import quiet_event_writers
+from fedbc_lightning.core.main_guard import check_main_guard
 from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.distributed.heartbeat import WAS_LOST, Heartbeat, LostProcessError
 from fedbc_lightning.distributed.interrupts import passed_on
@@ -52,7 +53,9 @@ def run_in_processes(
         LostProcessError: A process was killed.
     """
     launch: Any = fabric.launch
-    if start_method(fabric.strategy) == "popen":  # this process takes part in the run
+    method = start_method(fabric.strategy)
+    check_main_guard("trainer.strategy", method)
+    if method == "popen":  # this process takes part in the run
         return launch(_run_in_process, trainer, request, perform, None), None
     # The result comes back in a file, which can have any size. The launcher's own way back is a pipe that is read after
     # the processes have ended, and a process cannot end before its pipe is read: more than 64 KiB would never arrive.

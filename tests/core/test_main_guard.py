@@ -1,0 +1,57 @@
+"""Scripts without ``if __name__ == "__main__"``."""
+
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from fedbc_lightning.core.errors import ConfigurationError
+
+CALL = "from fedbc_lightning.core.main_guard import check_main_guard as check\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_refused"),
+    [
+        ("check('x', 'spawn')", True),
+        ("def main():\n    check('x', 'forkserver')\nmain()", True),
+        ("check('x', 'fork')", False),
+        ("if __name__ == '__main__':\n    check('x', 'spawn')", False),
+        ("def main():\n    check('x', 'spawn')\nif '__main__' == __name__:\n    main()", False),
+        ("import threading\nthread = threading.Thread(target=check, args=('x', 'spawn'))\nthread.start()", False),
+    ],
+)
+def test_what_runs_again_in_a_new_process_is_refused(tmp_path, script, is_refused):
+    path = tmp_path / "script.py"
+    path.write_text(CALL + script)
+    if not is_refused:
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    with pytest.raises(ConfigurationError, match=r"x: each process .*script\.py .*line \d included.*if __name__ == "):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+SCRIPT = """
+from torch import randn
+from torch.utils.data import DataLoader, TensorDataset
+from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule, SitesDataModule
+from fedbc_lightning.models import LinearRegression
+from fedbc_lightning.partition import IID
+rows = TensorDataset(randn(8, 2), randn(8))
+loader = DataLoader(rows, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+spawned = PartitionedDataModule(rows, IID(2)), {"devices": 2, "strategy": "ddp_spawn"}
+for data, settings in [spawned, (SitesDataModule([[loader, loader]]), {})]:
+    try:
+        trainer = FederatedTrainer(max_rounds=1, logger=False, accelerator="cpu", enable_progress_bar=False, **settings)
+        trainer.fit(LinearRegression(2), data, FedAvg())
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_script_without_a_guard_ends_with_its_name(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if 'below `if __name__ == "__main__":`' in line]
+    assert [line.split(":")[0] for line in lines] == ["trainer.strategy", "data"], (done.stdout, done.stderr)
