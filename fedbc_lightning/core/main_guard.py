@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import multiprocessing
 import sys
 
 from fedbc_lightning.core.errors import ConfigurationError
 
 
-def check_main_guard(what: str, start_method: str | None = None) -> None:
+def check_main_guard(what: str, start_method: str) -> None:
     """Raise if processes are about to be started that would train, too, because they import the running script.
 
     Python's own error comes from such a process alone, after it has imported torch and read the data; the process that
@@ -19,14 +18,14 @@ def check_main_guard(what: str, start_method: str | None = None) -> None:
 
     Args:
         what: The setting that starts processes, with which the message begins.
-        start_method: How they are started; None is Python's default on this system.
+        start_method: How they are started: spawn, forkserver, fork or popen.
 
     Raises:
         ConfigurationError: The script has reached this call outside of ``if __name__ == "__main__":``.
     """
     main = vars(sys.modules["__main__"])
     # With popen all processes run all of the script, and meet in each fit.
-    if (start_method or multiprocessing.get_start_method()) in ("fork", "popen") or "__file__" not in main:
+    if start_method in ("fork", "popen") or "__file__" not in main:
         return
     frame = inspect.currentframe()
     while frame is not None and (frame.f_globals is not main or frame.f_code.co_name != "<module>"):

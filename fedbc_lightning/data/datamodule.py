@@ -269,7 +269,9 @@ class FederatedDataModule(OuterDataModule):
         name = "client_eval_dataloader" if is_eval else "client_train_dataloader"
         method = getattr(self, name)
         # A function that was set on the instance is the user's own, too: it has no __func__.
-        if getattr(method, "__func__", None) is not vars(FederatedDataModule)[name]:
+        is_own = getattr(method, "__func__", None) is not vars(FederatedDataModule)[name]
+        found = [] if is_own else [self.client_dataset(client, split) for client in clients]
+        if is_own or any(isinstance(dataset, OwnBatches) for dataset in found):
             what: dict[str, Any] = {"split": split} if is_eval else {"round": round, "seed": seed}
             made = [loader for loader in (method(k, device=device, **what) for k in clients) if loader is not None]
             return OwnLoaders(made) if len(made) == len(clients) else None
@@ -279,13 +281,8 @@ class FederatedDataModule(OuterDataModule):
                 return self._eval_loader(dataset, device)
             return self._train_loader(dataset, round, client, seed, device)
 
-        found = [self.client_dataset(client, split) for client in clients]
         datasets = [dataset for dataset in found if dataset is not None and num_items(dataset)]
-        if len(datasets) < len(found):
-            return None
-        if any(isinstance(dataset, OwnBatches) for dataset in datasets):
-            return OwnLoaders(list(map(make, datasets, clients)))
-        return ClientLoaders(datasets, clients, make)
+        return ClientLoaders(datasets, clients, make) if len(datasets) == len(found) else None
 
     def fixed_batches(
         self, client: int, split: str = "train", batch_size: int | None = None, *, device: torch.device | None = None

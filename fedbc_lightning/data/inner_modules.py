@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import RandomSampler, SequentialSampler, SubsetRandomSampler
 
@@ -109,29 +109,25 @@ def only_loader(loader: Any) -> Any:
     return loader
 
 
-def plain_dataset(loader: Any, *, is_training: bool = False) -> Dataset | None:
+def plain_dataset(loader: Any) -> Dataset | None:
     """Return the map-style data set whose samples a loader yields, or None if its batches are made in a way of its own.
 
     A ``SubsetRandomSampler`` chooses samples, so its loader yields a subset.
 
     Args:
         loader: What a method of the user's data module returned.
-        is_training: Whether the clients' loaders must make batches as this one does: of a fixed size, of all of the
-            samples once, shuffled or in order.
     """
     # A subclass with its own __iter__ makes batches that the clients' loaders would not
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    # Without a batch_size there is no batch, or a batch sampler of the user's
+    if not is_plain or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
-    dataset: Dataset = loader.dataset
-    sampler: Any = loader.sampler
-    is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    if isinstance(dataset, IterableDataset) or not is_batched:
-        return None
+    dataset, sampler = loader.dataset, loader.sampler
     if type(sampler) is SubsetRandomSampler:
         return Subset(dataset, list(sampler.indices))
     # Exactly these classes, because a subclass may draw in a way of its own
-    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
-    return dataset if is_plain and len(sampler) == num_items(dataset) else None
+    is_each_once = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
+    return dataset if is_each_once and len(sampler) == num_items(dataset) else None
 
 
 def not_plain(loader: Any, name: str) -> ConfigurationError:

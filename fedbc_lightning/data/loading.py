@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -190,10 +191,9 @@ def _cut(tensor: Tensor, size: int) -> Sequence[Tensor]:
 
 def check_workers(loader: Any) -> None:
     """Raise if a loader's worker processes would run the user's script again, for lack of a guard."""
-    num_workers, context = getattr(loader, "num_workers", 0), getattr(loader, "multiprocessing_context", None)
-    if num_workers:
-        method = context.get_start_method() if context is not None else None
-        check_main_guard(f"data: a DataLoader with num_workers={num_workers}", method)
+    if num_workers := getattr(loader, "num_workers", 0):
+        context: Any = loader.multiprocessing_context or multiprocessing
+        check_main_guard(f"data: a DataLoader with num_workers={num_workers}", context.get_start_method())
 
 
 def stack(samples: list[Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -107,7 +108,7 @@ class OwnBatches(Dataset):
         """
         loader, *others = self.parts[part].flattened
         where, given = self._given[part]
-        if given is None or others or _is_sized(loader) or not getattr(loader, "batch_size", None):
+        if given is None or others or sized_len(loader) is not None or not getattr(loader, "batch_size", None):
             return  # the number of batches was not computed from it
         promised = self._lengths[part][0][1]
         spare = max(loader.num_workers - 1, 0)  # each worker fills batches of its own, of which the last may be smaller
@@ -119,7 +120,7 @@ class OwnBatches(Dataset):
 
     def _length(self, loader: Any, where: str, given: int | None) -> tuple[int, int]:
         samples = _num_samples(loader)
-        batches = len(loader) if _is_sized(loader) else None
+        batches = sized_len(loader)
         samples = given if samples is None else samples
         batch_size = getattr(loader, "batch_size", None)
         if batches is None and samples is not None and batch_size:
@@ -174,7 +175,8 @@ class OwnLoader(ClientLoader):
                 seed = None if sampler.seed is None else sampler.generator("loader", number).initial_seed()
                 _prepare(loader, self.first_epoch + sampler.epoch, seed)
             # As in Lightning, where a loader with fewer batches than its len() says ends earlier
-            combined.limits = [len(loader) if _is_sized(loader) else float("inf") for loader in combined.flattened]
+            lengths = map(sized_len, combined.flattened)
+            combined.limits = [float("inf") if length is None else length for length in lengths]
             fetcher = BatchFetcher()
             fetcher.setup(combined)
             try:
@@ -201,20 +203,12 @@ def _prepare(loader: Any, epoch: int, seed: int | None) -> None:
             generator.manual_seed(seed or 0)
 
 
-def _is_sized(loader: Any) -> bool:
-    try:
-        len(loader)
-    except (TypeError, NotImplementedError):  # a DataLoader of a stream has a method that raises it
-        return False
-    return True
-
-
 def _num_samples(loader: Any) -> int | None:
     """Return how many samples a loader yields in an epoch, as far as its parts tell."""
     if not isinstance(loader, DataLoader) or (loader.batch_size is None and loader.batch_sampler is None):
         return None
     data: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
-    return len(data) if _is_sized(data) else None
+    return sized_len(data)
 
 
 def _size_of(batch: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import DataLoader, Dataset
 
@@ -73,10 +74,13 @@ class SitesDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(SitesDataModule, locals(), "data")
-        for name, sites in {"train": train, "test": test, "val": val}.items():
-            if not isinstance(sites, (list, tuple, type(None))):
-                kind = type(sites).__name__
+        lists: dict[str, Any] = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
+        for name, listed in lists.items():
+            if not isinstance(listed, (list, tuple, np.ndarray, type(None))):
+                kind = type(listed).__name__
                 raise ConfigurationError(f"data.{name}: got {kind}; give a list of the sites, and data.names for names")
+            if listed is not None and len(listed) != len(train):
+                raise ConfigurationError(f"data.{name}: {len(listed)} entries for {len(train)} sites; give one each")
         super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
         self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
         self._given = {"train": train, "test": test, "val": val}
@@ -84,17 +88,12 @@ class SitesDataModule(FederatedDataModule):
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
         self.stream_sizes = sizes
-        for name, listed in {"test": test, "val": val, "names": names, "sizes": sizes}.items():
-            if listed is not None and len(listed) != len(train):
-                raise ConfigurationError(
-                    f"data.{name}: {len(listed)} entries for {len(train)} sites; give one for each"
-                )
         if names is not None and len(set(names)) < len(names):
             raise ConfigurationError("data.names: a name is given twice; give each site its own")
         if test_fraction and test is not None:
             raise ConfigurationError("data.test_fraction: the sites have data.test; leave one of the two out")
-        listed = [site for sites in (train, test, val) for site in sites or () if isinstance(site, AnyDataModule)]
-        self.inner_modules = list({id(module): module for module in listed}.values())
+        given = [site for sites in (train, test, val) for site in sites or ()]
+        self.inner_modules = list({id(site): site for site in given if isinstance(site, AnyDataModule)}.values())
         for module in self.inner_modules:
             hook = next((name for name in TRANSFER_HOOKS if overrides(module, name, DataHooks)), None)
             if hook is not None:
@@ -173,7 +172,7 @@ class SitesDataModule(FederatedDataModule):
         loader, is_training = only_loader(loader), split == "train"
         if loader is None:
             return None
-        dataset = plain_dataset(loader, is_training=is_training)
+        dataset = plain_dataset(loader)
         if dataset is None:
             return self._batches_of(loader, split, where, client)
         self._agree(loader, where, is_training=is_training)

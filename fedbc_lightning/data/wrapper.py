@@ -150,7 +150,7 @@ class PartitionedDataModule(IndexedDataModule):
             return self.data
         self._set_up_inner()
         loader = only_loader(self.data.train_dataloader())
-        source = plain_dataset(loader, is_training=True)
+        source = plain_dataset(loader)
         if source is None:
             raise not_plain(loader, f"{type(self.data).__name__}.train_dataloader")
         vars(self).update(way_of(loader), loader_options=loader_options(loader))
@@ -160,28 +160,23 @@ class PartitionedDataModule(IndexedDataModule):
         if self.pool:
             if "test" not in self._shared:
                 raise ConfigurationError(f"data.pool: {type(self.data).__name__} has no test_dataloader to pool")
-            test = self._shared["test"][0]
-            if isinstance(test, OwnBatches):
-                raise ConfigurationError(
-                    f"data.pool: {type(self.data).__name__}.test_dataloader returns several loaders, a stream, or a "
-                    "sampler of its own, whose samples cannot be pooled; return one DataLoader of a map-style Dataset"
-                )
-            source = join([source, test], is_training=True)
-            self._shared.clear()
+            source = join([source, self._shared.pop("test")[0]], is_training=True)
         return source
 
     def _take_eval_loaders(self, data: LightningDataModule) -> None:
-        for split in ("val", "test"):
+        for split in ("test",) if self.pool else ("val", "test"):
             loader = loader_of(data, split)
             if loader is None:
                 continue
             dataset = plain_dataset(loader)
-            if dataset is None:
-                where = f"data: {type(data).__name__}.{split}_dataloader"
-                self._shared[split] = OwnBatches(loader, where, is_training=False), {}, None
-            else:
+            where = f"{type(data).__name__}.{split}_dataloader"
+            if dataset is not None:
                 self._shared[split] = dataset, loader_options(loader), loader.batch_size
-        if not self.pool and "val" in self._shared:
+            elif self.pool:
+                raise not_plain(loader, where)
+            else:
+                self._shared[split] = OwnBatches(loader, f"data: {where}", is_training=False), {}, None
+        if "val" in self._shared:
             self._shared.setdefault("test", self._shared["val"])
         if self.val_fraction:
             self._shared.pop("val", None)  # each client validates on a part of its own
@@ -227,10 +222,7 @@ def read_labels(dataset: Dataset) -> np.ndarray | None:
     with seeding.preserved_globals(torch.device("cpu")):
         for position in shown_progress(range(num_items(dataset)), "reading labels"):
             sample = dataset[position]
-            try:
-                label = sample[1]
-            except (TypeError, KeyError, IndexError):
-                return None
+            label = sample[1] if isinstance(sample, (tuple, list)) and len(sample) > 1 else None
             label = label.tolist() if isinstance(label, (Tensor, np.ndarray)) else label
             if not isinstance(label, (int, np.integer, np.bool_)):  # data without classes are not read to their end
                 return None

@@ -53,9 +53,8 @@ def run_in_processes(
         LostProcessError: A process was killed.
     """
     launch: Any = fabric.launch
-    method = start_method(fabric.strategy)
-    check_main_guard("trainer.strategy", method)
-    if method == "popen":  # this process takes part in the run
+    check_main_guard("trainer.strategy", start_method(fabric.strategy))
+    if start_method(fabric.strategy) == "popen":  # this process takes part in the run
         return launch(_run_in_process, trainer, request, perform, None), None
     # The result comes back in a file, which can have any size. The launcher's own way back is a pipe that is read after
     # the processes have ended, and a process cannot end before its pipe is read: more than 64 KiB would never arrive.

@@ -1,45 +1,22 @@
 """Scripts without ``if __name__ == "__main__"``."""
 
-import runpy
 import subprocess
 import sys
 
-import pytest
-
-from fedbc_lightning.core.errors import ConfigurationError
-
-CALL = "from fedbc_lightning.core.main_guard import check_main_guard as check\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "is_refused"),
-    [
-        ("check('x', 'spawn')", True),
-        ("def main():\n    check('x', 'forkserver')\nmain()", True),
-        ("check('x', 'fork')", False),
-        ("if __name__ == '__main__':\n    check('x', 'spawn')", False),
-        ("def main():\n    check('x', 'spawn')\nif '__main__' == __name__:\n    main()", False),
-        ("import threading\nthread = threading.Thread(target=check, args=('x', 'spawn'))\nthread.start()", False),
-    ],
-)
-def test_what_runs_again_in_a_new_process_is_refused(tmp_path, script, is_refused):
-    path = tmp_path / "script.py"
-    path.write_text(CALL + script)
-    if not is_refused:
-        runpy.run_path(str(path), run_name="__main__")
-        return
-    with pytest.raises(ConfigurationError, match=r"x: each process .*script\.py .*line \d included.*if __name__ == "):
-        runpy.run_path(str(path), run_name="__main__")
-
-
 SCRIPT = """
+from threading import Thread
 from torch import randn
 from torch.utils.data import DataLoader, TensorDataset
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule, SitesDataModule
+from fedbc_lightning.core.main_guard import check_main_guard
 from fedbc_lightning.models import LinearRegression
 from fedbc_lightning.partition import IID
 rows = TensorDataset(randn(8, 2), randn(8))
 loader = DataLoader(rows, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+check_main_guard("x", "fork")
+Thread(target=check_main_guard, args=("x", "spawn")).start()
+if __name__ == "__main__":
+    check_main_guard("x", "spawn")
 spawned = PartitionedDataModule(rows, IID(2)), {"devices": 2, "strategy": "ddp_spawn"}
 for data, settings in [spawned, (SitesDataModule([[loader, loader]]), {})]:
     try:
