@@ -175,8 +175,7 @@ class OwnLoader(ClientLoader):
                 seed = None if sampler.seed is None else sampler.generator("loader", number).initial_seed()
                 _prepare(loader, self.first_epoch + sampler.epoch, seed)
             # As in Lightning, where a loader with fewer batches than its len() says ends earlier
-            lengths = map(sized_len, combined.flattened)
-            combined.limits = [float("inf") if length is None else length for length in lengths]
+            combined.limits = [float("inf") if (n := sized_len(each)) is None else n for each in combined.flattened]
             fetcher = BatchFetcher()
             fetcher.setup(combined)
             try:

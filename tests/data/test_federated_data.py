@@ -245,12 +245,6 @@ def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options
     assert together.sizes.tolist() == [loader.num_samples for loader in alone]
     assert together.datasets == [loader.dataset for loader in alone]
     assert together.gathers is not options.get("hide", False)
-    orders = []
-    for loader in alone:
-        for epoch in range(2):
-            loader.set_epoch(epoch)
-            orders.append(loader.sampler.order()[:-1])
-    assert torch.equal(together.orders(2, together.sizes - 1), torch.cat(orders))
 
 
 @pytest.mark.parametrize("on_instance", [False, True])
@@ -262,12 +256,3 @@ def test_a_method_of_the_users_own_makes_each_loader(on_instance):
     loaders = loaders_of(data)
     assert [loader.batch_size for loader in loaders] == [3, 5, 3]
     assert not loaders.gathers
-
-
-def test_loaders_for_evaluation_are_those_of_each_client_and_none_if_one_has_no_data():
-    data = Toy(eval_batch_size=2)
-    together = data.client_dataloaders([2, 0], "test")
-    for client, loader in zip([2, 0], together, strict=True):
-        alone = data.client_eval_dataloader(client)
-        assert all(map(torch.equal, [x for x, _ in loader], [x for x, _ in alone]))
-    assert data.client_dataloaders([2, 1], "test") is None

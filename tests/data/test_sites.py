@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.boring import BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from fedbc_lightning import ConfigurationError, FedAvg, PartitionedDataModule, SitesDataModule
 from fedbc_lightning.data import LoadedData
@@ -67,17 +67,6 @@ class Dealt(IndexedDataModule):
         return LoadedData(ConcatDataset([*TRAIN, *TEST]), labels, clients, list(SIZES), is_test)
 
 
-class ReadOneByOne(Dataset):
-    def __init__(self, base):
-        self.base = base
-
-    def __len__(self):
-        return len(self.base)
-
-    def __getitem__(self, index):
-        return self.base[index]
-
-
 def run(tmp_path, data, **options):
     trainer = make_trainer(tmp_path, max_rounds=2, clients_per_round=1.0, local_epochs=2, **options)
     model = make_model(BoringModel)
@@ -89,9 +78,6 @@ def run(tmp_path, data, **options):
 
 SITES = {
     "lists": lambda: SitesDataModule(TRAIN, TEST, names=list(SIZES), batch_size=4, eval_batch_size=5),
-    "one by one": lambda: SitesDataModule(
-        [*map(ReadOneByOne, TRAIN)], [*map(ReadOneByOne, TEST)], names=list(SIZES), batch_size=4, eval_batch_size=5
-    ),
     "modules": lambda: SitesDataModule([Hospital(k) for k in range(3)], names=list(SIZES)),
 }
 

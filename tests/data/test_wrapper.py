@@ -256,13 +256,6 @@ def test_collate_fn_and_workers_are_the_loaders_own():
     assert len(next(iter(data.pooled_dataloader("test")))) == 2
 
 
-def test_from_datasets():
-    ordinary = LightningDataModule.from_datasets(tensors(40), test_dataset=tensors(8, 500), batch_size=4)
-    data = ready(ordinary, IID(4), eval_batch_size=11)
-    assert (data.batch_size, data.eval_batch_size) == (4, 11)
-    assert len(data.pooled_dataset("test")) == 8
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         yield 1
@@ -340,6 +333,3 @@ def test_without_shuffling_samples_come_in_the_order_of_the_data():
                 assert torch.equal(seen, seen.sort().values)
                 expected = data.splits["train"].sizes.sum() if client < 0 else len(data.splits["train"][client])
                 assert len(seen) == expected
-    shuffled = PartitionedDataModule(Ordinary(), Dirichlet(3, 1.0), seed=0)
-    shuffled.setup()
-    assert [set(part) for part in data.splits["train"]] == [set(part) for part in shuffled.splits["train"]]
