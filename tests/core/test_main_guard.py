@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 SCRIPT = """
-from threading import Thread
 from torch import randn
 from torch.utils.data import DataLoader, TensorDataset
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule, SitesDataModule
@@ -14,7 +13,6 @@ from fedbc_lightning.partition import IID
 rows = TensorDataset(randn(8, 2), randn(8))
 loader = DataLoader(rows, batch_size=4, num_workers=1, multiprocessing_context="spawn")
 check_main_guard("x", "fork")
-Thread(target=check_main_guard, args=("x", "spawn")).start()
 if __name__ == "__main__":
     check_main_guard("x", "spawn")
 spawned = PartitionedDataModule(rows, IID(2)), {"devices": 2, "strategy": "ddp_spawn"}

@@ -10,7 +10,6 @@ from torch.utils.data import Subset, TensorDataset
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, FederatedDataModule
-from fedbc_lightning.data.loading import OwnLoaders
 
 SIZES = (10, 3, 25)
 
@@ -64,12 +63,6 @@ def test_sizes_and_loaders(hide):
     assert inputs_of(data.pooled_dataloader("test")) == [50, 51, 250, 251]
     assert len(data.pooled_dataloader("train")) == 6
     assert data.calls == 3
-
-
-def test_the_seed_is_the_runs_unless_given(monkeypatch):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "11")
-    assert inputs_of(Toy().client_train_dataloader(2)) == inputs_of(Toy().client_train_dataloader(2, seed=11))
-    assert (Toy().split_seed, Toy(seed=3).split_seed) == (11, 3)
 
 
 def test_validation_is_cut_from_training_and_stratified():
@@ -234,7 +227,6 @@ def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options
     data.shuffle = "order" not in options
     together = loaders_of(data)
     alone = [data.client_train_dataloader(client, 5, seed=9) for client in CLIENTS]
-    assert not isinstance(together, OwnLoaders)
     assert len(together) == 3
     for one, other in zip(together, alone, strict=True):
         one.set_epoch(1)
