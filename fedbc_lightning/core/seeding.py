@@ -58,7 +58,7 @@ def numpy_generator(seed: int, purpose: str, round: int = -1, client: int = -1) 
     return np.random.default_rng(derive(seed, purpose, round, client))
 
 
-def secret_generator(secret: str, seed: int, purpose: str, round: int) -> np.random.Generator:
+def secret_generator(secret: bytes, seed: int, purpose: str, round: int) -> np.random.Generator:
     """Return a generator that depends on a secret text, too; it has 128 bits of key, where a seed has 32.
 
     Args:
@@ -67,7 +67,7 @@ def secret_generator(secret: str, seed: int, purpose: str, round: int) -> np.ran
         purpose: Name of what is drawn.
         round: Round 1..T.
     """
-    key = blake2b(secret.encode(), digest_size=32).digest()
+    key = blake2b(secret, digest_size=32).digest()
     digest = blake2b(f"{seed} {round} {purpose}".encode(), key=key, digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 

@@ -12,6 +12,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.checks import SHARE, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.secret import read_secret
 from fedbc_lightning.core.seeding import derive, numpy_generator, secret_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
@@ -64,7 +65,7 @@ class PoissonSampler(ClientSampler):
     ``trainer.privacy`` counts on this. In a round without clients z stays as it is, but for the noise of privacy.
 
     Args:
-        secret: Text on which the draws depend beside the seed, see
+        secret: Where a text is read on which the draws depend beside the seed, see
             :class:`~fedbc_lightning.federation.privacy.Privacy`.
 
     Example:
@@ -81,7 +82,7 @@ class PoissonSampler(ClientSampler):
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return the clients of a round in random order."""
-        rng = secret_generator(self._secret, seed, "sampling", round)
+        rng = secret_generator(read_secret(self._secret), seed, "sampling", round)
         # The order in which clients take their turns is random, too: the public style of FedBC depends on it.
         order = rng.permutation(num_clients)
         return order[rng.random(num_clients) < num_sampled / num_clients].tolist()

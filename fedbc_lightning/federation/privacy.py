@@ -16,6 +16,7 @@ from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_ar
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import EPSILON
+from fedbc_lightning.core.secret import read_secret
 from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.participation import ClientSampler, PoissonSampler
@@ -52,8 +53,9 @@ class Privacy:
         delta: Probability δ, in (0, 1), with which ε may fail to hold; take much less than 1 / N.
         adaptive_clip: Fraction γ, in (0, 1), of updates that C should leave as they are: C then follows the γ-quantile
             of their norms, from ``clip`` on. None keeps C.
-        secret: Long random text that only you know, on which sampling and noise depend beside the seed. Without it
-            they are functions of the seed, which can be guessed, and z is for experiments alone.
+        secret: Where a long random text is read that only you know, on which sampling and noise depend beside the
+            seed: ``env:NAME``, an environment variable, or ``file:PATH``. Without it they are functions of the seed,
+            which can be guessed, and z is for experiments alone.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -67,11 +69,12 @@ class Privacy:
     noise_multiplier: Annotated[float, at_least(LEAST_NOISE), FINITE]
     delta: Annotated[float, above(0), SHARE]
     adaptive_clip: Annotated[float | None, above(0), SHARE] = None
-    secret: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False)  # env:A and file:B may hold the same
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_arguments(Privacy, vars(self), "trainer.privacy")
+        read_secret(self.secret)
 
     def sampler(self, given: ClientSampler | None) -> ClientSampler:
         """Return the sampler of the rounds.
@@ -173,7 +176,7 @@ class PrivateMessages(ChannelPart):
 
     def receive(self, server: ServerState, sums: Sums) -> None:
         """Add noise to the sum of the clipped updates, and to the count if the bound adapts."""
-        draws = secret_generator(self._privacy.secret, server.seed, "privacy noise", server.round)
+        draws = secret_generator(read_secret(self._privacy.secret), server.seed, "privacy noise", server.round)
         noise = self._noise_multiplier * self.bound(server) * _normal(draws, server.z.numel())
         sums.add("clipped_update", noise.to(sums.device, sums.dtype))
         if self.target is not None:

@@ -59,7 +59,7 @@ def _say_what_is_private(run: Run) -> None:
     if not privacy.secret:
         rank_zero_info(
             "trainer.privacy.secret: not given, so sampling and noise depend on the seed alone, which can be guessed. "
-            "That is right for experiments; before you publish z, give a long random text that only you know."
+            "That is right for experiments; before you publish z, let it name a long random text that only you know."
         )
 
 

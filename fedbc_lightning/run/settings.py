@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
@@ -14,6 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.secret import hash_of_secret
 from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.participation import ClientSampler, Stragglers, UniformSampler
@@ -220,9 +221,9 @@ class RunSettings:
         names = [name for name, hint in hints.items() if FREE not in getattr(hint, "__metadata__", ())]
         values = {name: getattr(self, name) for name in names}
         sampler = type(self.chosen_sampler).__name__  # its attributes may be what it has drawn
-        privacy = None if self.privacy is None else replace(self.privacy, secret="")
+        secret = {} if self.privacy is None else {"privacy.secret": hash_of_secret(self.privacy.secret)}
         schedules = f"continue (for max_rounds: {self.max_rounds})" if self.local_schedules == "continue" else "fresh"
-        return values | {"sampler": sampler, "privacy": privacy, "local_schedules": schedules}
+        return values | {"sampler": sampler, "local_schedules": schedules} | secret
 
 
 def with_arguments_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
+from helpers.command_line import run_cli
 from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.reference import Clients, Local, full_batches, train
 from scipy.optimize import brentq
@@ -101,7 +103,7 @@ def private_loop(
             length = np.linalg.norm(update)
             total += update * min(1.0, clip / length)
             within += float(length <= clip) - 0.5
-        draws = secret_generator("", seed, "privacy noise", t)
+        draws = secret_generator(b"", seed, "privacy noise", t)
         noise = draws.standard_normal(len(z))
         z = z + (total + sigma * clip * noise) / expected
         if target is not None:
@@ -212,10 +214,15 @@ def test_a_round_whose_clients_all_diverge_is_one_without_clients(tmp_path):
     assert trainer.server.z.isfinite().all()
 
 
-def test_a_secret_changes_sampling_and_noise_and_is_written_nowhere(tmp_path):
+def test_a_secret_changes_sampling_and_noise(tmp_path, monkeypatch):
+    """It counts what a file or variable holds, not where; a resumed run warns of another one."""
+    monkeypatch.setenv("HORSE", "correct horse")
+    (tmp_path / "horse").write_text("correct horse\n")
+    (tmp_path / "staple").write_text("battery staple")
+    sources = {"": "", "env:HORSE": "horse", f"file:{tmp_path}/horse": "horse", f"file:{tmp_path}/staple": "staple"}
     found = {}
-    for secret in ("", "correct horse", "correct horse", "battery staple"):
-        privacy = replace(PRIVACY, secret=secret)
+    for source, secret in sources.items():
+        privacy = replace(PRIVACY, secret=source)
         recorder, options = Recorder(), {"sampler": None, "privacy": privacy, "max_rounds": 3, "clients_per_round": 2}
         trainer, _ = fit(tmp_path / str(len(found)), FedAvg("uniform"), QuadraticData(sample_quadratics()), recorder,
                          **options)  # fmt: skip
@@ -223,9 +230,37 @@ def test_a_secret_changes_sampling_and_noise_and_is_written_nowhere(tmp_path):
         assert torch.equal(z[0], trainer.server.z)
     assert len({tuple(z.tolist()) for z, _ in found.values()}) == 3
     assert len({str(rounds) for _, rounds in found.values()}) > 1
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files
-    assert not any(b"horse" in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"), [
+        ("correct horse", "a secret given as text would be written into the run's files; give env:NAME"),
+        ("env:NOBODY", "env:NOBODY is empty, or is not there in every process of the run; give env:NAME"),
+        ("file:/nowhere/secret", "'/nowhere/secret' cannot be read (No such file or directory)"),
+    ]
+)  # fmt: skip
+def test_a_secret_is_read_and_never_given(source, said):
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as caught:
+        replace(PRIVACY, secret=source)
+    assert "horse" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_no_file_of_a_run_or_study_holds_the_secret(project, monkeypatch, capfd):
+    monkeypatch.setenv("HORSE", "correct horse")
+    privacy = "{clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3, secret: env:HORSE}"
+    words = ["--trainer.privacy", privacy, "--algorithm.weighting", "uniform", "--trainer.logger", "true"]
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
+    assert run_cli("report", "runs/tiny") == 0
+    (project / "study.yaml").write_text(
+        "name: s\nbase: tiny.yaml\nalgorithms: {FedAvg: {weighting: uniform}}\nseeds: [0]\n"
+        f"overrides: {{trainer.privacy: {privacy}}}\n"
+    )
+    assert run_cli("compare", "--config", "study.yaml") == 0
+    files = [path for path in project.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert not [path for path in files if b"correct horse" in path.read_bytes()]
+    assert "correct horse" not in "".join(capfd.readouterr())
 
 
 def test_without_dp_accounting_the_line_says_what_to_install(monkeypatch):

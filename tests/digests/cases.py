@@ -79,7 +79,8 @@ def _clock(**options: Any) -> System:
 
 
 def _private(**options: Any) -> Privacy:
-    return Privacy(0.5, delta=1e-3, secret="x", **options)
+    os.environ["FEDBC_DIGESTS_SECRET"] = "x"
+    return Privacy(0.5, delta=1e-3, secret="env:FEDBC_DIGESTS_SECRET", **options)
 
 
 PLAIN = Variant()

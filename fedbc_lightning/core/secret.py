@@ -1,0 +1,41 @@
+"""The secret of a private run: settings say where it is read, so that no file of the run can hold it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from fedbc_lightning.core.errors import ConfigurationError
+
+NAME = "trainer.privacy.secret"
+HOW = "give env:NAME, an environment variable, or file:PATH, a file, that holds a long random text"
+
+
+def read_secret(source: str) -> bytes:
+    """Read the secret. That is done at each use, so that there is no object from which something could print it.
+
+    Args:
+        source: ``env:NAME`` or ``file:PATH``, or nothing for no secret.
+
+    Raises:
+        ConfigurationError: It is neither, or nothing can be read there. The message does not repeat what was given.
+    """
+    kind, _, name = source.partition(":")
+    if not source:
+        return b""
+    if kind not in ("env", "file"):
+        raise ConfigurationError(f"{NAME}: a secret given as text would be written into the run's files; {HOW}.")
+    try:
+        found = os.environ.get(name, "").encode() if kind == "env" else Path(name).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{NAME}: '{name}' cannot be read ({error.strerror}).") from None
+    if not found.strip():
+        raise ConfigurationError(f"{NAME}: {source} is empty, or is not there in every process of the run; {HOW}.")
+    return found.strip()
+
+
+def hash_of_secret(source: str) -> str:
+    """Return a hash by which a resumed run knows its secret; 50 ms and 16 MiB make guesses of a short one dear."""
+    found = read_secret(source)
+    return hashlib.scrypt(found, salt=NAME.encode(), n=2**14, r=8, p=1, dklen=8).hex() if found else ""
