@@ -6,7 +6,6 @@ answered at once.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import io
 import os
@@ -40,29 +39,9 @@ def program() -> int:
         if _is_read():  # the pipe of something else, such as a logger's service
             raise
         status = UNREAD
-    except Exception:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is None or not distributed.is_initialized():
-            raise  # for Python, a debugger or a profiler
-        sys.excepthook(*sys.exc_info())
-        status = 1
     if status == UNREAD:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-    if status:
-        _leave_lost_processes(status)
     return status
-
-
-def _leave_lost_processes(status: int) -> None:
-    """End a process of a failed group; to leave the group in good order would wait for processes that may be lost."""
-    fabric = sys.modules.get("fedbc_lightning.distributed.fabric")
-    distributed = sys.modules.get("torch.distributed")
-    if fabric is not None and distributed is not None and distributed.is_initialized():
-        atexit.unregister(fabric.leave_process_group)
-        atexit._run_exitfuncs()  # those of others end child processes, and close loggers
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status)
 
 
 def _is_read() -> bool:

@@ -6,7 +6,6 @@ that is newer than these, and ``tests/core/test_private.py`` fails if a part is 
 
 from __future__ import annotations
 
-import atexit
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, Strategy
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.core.optimizer import (
@@ -30,6 +28,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.distributed import Store, init_process_group, is_initialized
 from torchmetrics import Metric
 
 # Processes
@@ -51,27 +50,39 @@ class ScriptLauncher(_SubprocessScriptLauncher):
     def _call_children_scripts(self) -> None:
         super()._call_children_scripts()
         self.started, self.procs = self.procs, []  # the observer ends if it has nobody to watch
-        self.watch()
-
-    def watch(self) -> None:
-        """Watch the processes until the run begins."""
-        raise NotImplementedError
 
 
 class LaunchedStrategy(DDPStrategy):
-    """DDP's strategy with a launcher of its own for processes that are started as commands.
+    """DDP's strategy with a launcher of its own for processes that are started as commands, and a store of its own.
 
-    Read in Lightning 2.6. Without these names, give ``strategy.launcher`` and ``timeout`` when the strategy is made.
+    Lightning's own way of joining leaves an exit handler that with NCCL waits for ever if another process was lost.
+
+    Read in Lightning 2.6. Without these names, give ``strategy.launcher`` and ``timeout`` when the strategy is made,
+    and join the process group before ``setup_environment``.
     """
 
-    def script_launcher(self) -> ScriptLauncher:
-        """Return the launcher that starts this command once more for each further process."""
+    @property
+    def started(self) -> Sequence[subprocess.Popen]:
+        """The processes that this one has started as commands."""
+        return getattr(self.launcher, "started", ())
+
+    def meet(self) -> Store:
+        """Return the store over which the processes find each other."""
         raise NotImplementedError
+
+    def _setup_distributed(self) -> None:
+        self._set_world_ranks()  # before, the environment does not know its rank
+        if not is_initialized():  # by an earlier run of this process
+            backend = self._process_group_backend = self._get_process_group_backend()
+            device = None if self.root_device.type == "cpu" else self.root_device
+            place: Any = {"rank": self.global_rank, "world_size": self.world_size, "device_id": device}
+            init_process_group(backend, store=self.meet(), timeout=self._timeout, **place)
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         if isinstance(self._launcher, _SubprocessScriptLauncher):
-            self._launcher = self.script_launcher()
+            assert self.cluster_environment is not None
+            self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
 
 class UnpatchedFabric(Fabric):
@@ -96,14 +107,6 @@ def start_method(strategy: Strategy) -> str:
     Read in Lightning 2.6. Without it, keep the start method from the strategy's name.
     """
     return getattr(strategy, "_start_method", "popen")
-
-
-def forget_exit_handler() -> None:
-    """Unregister Lightning's exit handler, which with NCCL waits for ever if another process was lost.
-
-    Read in Lightning 2.6. Without it, look whether the new one waits; if not, nothing has to be done.
-    """
-    atexit.unregister(_destroy_dist_connection)
 
 
 # The user's module

@@ -16,6 +16,7 @@ import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed import Store
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -224,6 +225,14 @@ def set_group_timeout(timeout: timedelta) -> None:
     distributed: Any = torch.distributed
     set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
     set_timeout(timeout)
+
+
+def store_of_group() -> Store:
+    """Return another connection to the store of the process group, since a waiting collective may hold the first one.
+
+    Read in torch 2.8 and 2.15. Without it, open a store of their own for heartbeats.
+    """
+    return torch.distributed.distributed_c10d._get_default_store().clone()
 
 
 # Metrics

@@ -6,12 +6,11 @@ import atexit
 import io
 import os
 import pickle
-import signal
+import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -21,15 +20,14 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.private_lightning import (
     LaunchedStrategy,
-    ScriptLauncher,
     UnpatchedFabric,
-    forget_exit_handler,
     start_method,
 )
 from fedbc_lightning.distributed.heartbeat import Heartbeat, leave_process_group
@@ -53,57 +51,69 @@ class ClientParallelStrategy(LaunchedStrategy):
     DistributedSampler.
     """
 
-    is_joined = False
-    """Whether this process has joined the process group."""
-
-    def script_launcher(self) -> WatchingLauncher:
-        """Return a launcher that ends all processes if one ends before the run begins."""
-        return WatchingLauncher(self)
-
     def setup_environment(self) -> None:
         """Join the process group, and leave it when Python exits; gloo's threads would abort the process otherwise."""
         if start_method(self) == "fork":
             torch.set_num_threads(1)  # OpenMP's other threads do not survive a fork: the first shared loop would hang
         self._timeout = timedelta(seconds=SECONDS_TO_MEET)
-        with self._joining():
-            super().setup_environment()
-        self.is_joined = True
+        super().setup_environment()
         private_torch.set_group_timeout(LONGEST_ROUND)
-        forget_exit_handler()
         atexit.register(leave_process_group)
 
-    @contextmanager
-    def _joining(self) -> Iterator[None]:
-        """Say that this process waits for the others, let Ctrl-C end the wait, and explain its limit.
+    def meet(self) -> Store:
+        """Wait for the other processes, and return a store that all of them have found.
 
         Raises:
-            ConfigurationError: Not all processes came in time.
+            ConfigurationError: One has ended, or not all came in time.
         """
         environment: Any = self.cluster_environment
-        host, port, in_all = environment.main_address, environment.main_port, self.num_nodes * self.num_processes
-        node = environment.node_rank()
-        said = f"this is node {node}, waiting at {host}:{port} for the others, {in_all} processes in all"
-        if self.num_nodes > 1:
-            said += f". On each machine start the same command with MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
-        waits = threading.Timer(5 if self.num_nodes > 1 else 60, lambda: print(said, file=sys.stderr, flush=True))
-        if environment.local_rank() == 0:
-            waits.start()
-        # While torch waits, no Python code runs, so Python's handler of Ctrl-C would not run: the system must end us.
-        is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        is_ours &= threading.current_thread() is threading.main_thread()
-        if is_ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        try:
-            yield
-        except (torch.distributed.DistError, TimeoutError) as error:
-            raise ConfigurationError(
-                f"trainer.devices: process {environment.global_rank()} of {in_all} (counted from 0) did not meet all "
-                f"others at {host}:{port}: {first_line(error)}. Start all of them again."
-            ) from error
-        finally:
-            waits.cancel()
-            if is_ours:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+        rank, in_all, port = environment.global_rank(), environment.world_size(), environment.main_port
+        has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, which holds the store
+        is_local = in_all == self.num_processes
+        host = "127.0.0.1" if is_local and not has_agent else environment.main_address
+        if is_local:  # gloo would listen at the address of this machine's name
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", min(socket.if_nameindex())[1])
+        elif environment.local_rank() == 0:
+            said = (
+                f"this is node {environment.node_rank()}, waiting at {host}:{port} for the others, {in_all} processes"
+            )
+            place = f"MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
+            print(f"{said} in all. On each machine start the same command with {place}", file=sys.stderr, flush=True)
+        keys, until = [f"here/{k}" for k in range(in_all)], time.monotonic() + SECONDS_TO_MEET
+        store = _open_store(host, port, is_local=is_local) if rank == 0 and not has_agent else None
+        missing = ["0"]
+        # A loop of Python's, because no signal ends a wait of torch's, and torch does not tell who is missing.
+        while time.monotonic() < until:
+            if store is None and _is_open(host, port):
+                store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+            if store is not None:
+                attempt = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+                with suppress(torch.distributed.DistError):  # process 0 has ended
+                    attempt.set(keys[rank], "")
+                    if attempt.check(keys):
+                        return attempt
+                    missing = [str(k) for k in range(in_all) if not attempt.check([keys[k]])]
+            self._check_started()
+            time.sleep(0.05)
+        raise ConfigurationError(
+            f"trainer.devices: process {' and '.join(missing)} of {in_all} (counted from 0) did not come to "
+            f"{host}:{port} in {SECONDS_TO_MEET:g} s. Start all of them again."
+        )
+
+    def _check_started(self) -> None:
+        """End all processes that this one has started if one of them has ended.
+
+        Raises:
+            ConfigurationError: One has ended.
+        """
+        for number, process in enumerate(self.started, start=1):
+            if process.poll() is not None:
+                for other in self.started:
+                    other.terminate()
+                raise ConfigurationError(
+                    f"trainer.devices: process {number} of {self.num_processes} (counted from 0) ended with status "
+                    f"{process.returncode} before the run began."
+                )
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait until all processes have reached this call."""
@@ -119,28 +129,28 @@ class ClientParallelStrategy(LaunchedStrategy):
         return gather_objects(self, obj if self.global_rank == src else None)[src]
 
 
-class WatchingLauncher(ScriptLauncher):
-    """Starts this command once more for each further process, and ends all if one ends before the run begins."""
+def _open_store(host: str, port: int, *, is_local: bool) -> Store:
+    """Return a new store; that of processes of one machine listens at its address alone, torch's own at all.
 
-    def __init__(self, strategy: ClientParallelStrategy) -> None:
-        assert strategy.cluster_environment is not None
-        super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
-        self._strategy = strategy
+    Raises:
+        ConfigurationError: The port is taken.
+    """
+    try:
+        own = dict[str, Any]()
+        if is_local:  # libuv's server takes no socket that listens already
+            own = {"master_listen_fd": socket.create_server((host, port)).detach(), "use_libuv": False}
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, **own)
+    except (OSError, torch.distributed.DistError) as error:
+        raise ConfigurationError(f"MASTER_PORT: cannot listen at {host}:{port}: {first_line(error)}.") from None
 
-    def watch(self) -> None:
-        """Watch the processes in a thread until they have joined the process group."""
-        threading.Thread(target=self._watch_arrival, daemon=True).start()
 
-    def _watch_arrival(self) -> None:
-        while not self._strategy.is_joined:
-            ended = next((process for process in self.started if process.poll() is not None), None)
-            if ended is not None:
-                who = f"process {self.started.index(ended) + 1} of {self.num_processes} (counted from 0)"
-                print(f"error: {who} ended with status {ended.returncode} before the run began", file=sys.stderr)
-                for process in self.started:
-                    process.terminate()
-                os._exit(1)
-            time.sleep(0.1)
+def _is_open(host: str, port: int) -> bool:
+    """Return whether somebody listens there; torch's store would print its stack for each time that nobody does."""
+    try:
+        socket.create_connection((host, port), 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def make_fabric(accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str) -> Fabric:
@@ -167,7 +177,7 @@ def make_fabric(accelerator: str, strategy: str | Strategy, devices: Any, num_no
 
 
 def meet(collective: Callable[..., Any], *arguments: Any) -> None:
-    """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes within a second.
+    """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes.
 
     With NCCL this function does not wait: the collective stands in the device's queue, and a wait with a time limit
     would break it off.
@@ -179,8 +189,8 @@ def meet(collective: Callable[..., Any], *arguments: Any) -> None:
     while True:
         try:
             work = work or collective(*arguments, async_op=True)
-            # While torch waits, Python handles no signal: so it waits for one second again and again.
-            work.wait(timedelta(seconds=1))
+            # While torch waits, Python handles no signal: so it waits for a moment again and again.
+            work.wait(timedelta(seconds=0.25))
             return
         except RuntimeError as error:
             if "Operation timed out" not in str(error):  # an error of gloo's, which names no process

@@ -21,16 +21,20 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore
 
 from fedbc_lightning.core.private_lightning import start_method
-from fedbc_lightning.distributed.interrupts import Interrupts, check
+from fedbc_lightning.core.private_torch import store_of_group
+from fedbc_lightning.distributed.interrupts import Interrupts, StoppedError, check
 
 # Seconds without a heartbeat after which a broken connection is put down to a process
 SECONDS_TO_NAME = 5
 
 # Seconds without a heartbeat after which the run ends if no connection broke: the process or its machine hangs
 MOST_SECONDS_WITHOUT_ANSWER = 120
+
+# Seconds without a heartbeat after which a process that was told to end does not wait for an answer
+SECONDS_TO_ANSWER = 2
 
 # Seconds that rank 0 has to report a mistake first
 SECONDS_FOR_ALIKE = 1.0
@@ -73,25 +77,26 @@ class Heartbeat:
     current: Heartbeat | None = None
     """The heartbeat of this process; None outside a run."""
 
+    number = 0
+    """Number of runs that this process has begun; each has names of its own in the store."""
+
     def __init__(self, fabric: Fabric) -> None:
         self._rank, self._world_size = fabric.global_rank, fabric.world_size
         strategy: Any = fabric.strategy
         self._has_parent = start_method(strategy) != "popen"
-        self._children = getattr(strategy.launcher, "started", ())
+        self._children = strategy.started
         # Seconds since each one's last beat, minus infinity if it has left in good order
         self._silence = dict.fromkeys([0] if self._rank else range(1, self._world_size), 0.0)
         self._failure: Failure | None = None
         self._is_broken = self._is_closed = False
+        self._patience = SECONDS_TO_NAME
         self._lock, self._wake, self._is_ending = threading.Lock(), threading.Event(), threading.Event()
-        # A store beside the one of the process group, whose only connection a waiting collective may hold.
-        host = strategy.cluster_environment.main_address
+        Heartbeat.number += 1
+        self._store = PrefixStore(f"heartbeat_{Heartbeat.number}", store_of_group())
         if self._rank == 0:
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
             for key in ("failure", "broken", *map(str, range(self._world_size))):
                 self._store.set(key, "")
-        port = fabric.broadcast(0 if self._rank else self._store.port)
-        if self._rank:
-            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        fabric.barrier()
         self._beats = threading.Thread(target=self._beat, daemon=True)
         self._beats.start()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -116,7 +121,7 @@ class Heartbeat:
                     if beat != last.get(rank):
                         self._silence[rank], last[rank] = (-math.inf if beat == b"over" else 0.0), beat
                 # The store ends with rank 0, and others that answer and are still in the run need it.
-                if is_last and (self._rank or not any(0 <= s < SECONDS_TO_NAME for s in self._silence.values())):
+                if is_last and (self._rank or not self._hears_others()):
                     return
                 self._wake.wait(1.0)
                 self._wake.clear()
@@ -135,6 +140,9 @@ class Heartbeat:
                 if self._silence[rank] >= (SECONDS_TO_NAME if self._is_broken else MOST_SECONDS_WITHOUT_ANSWER):
                     self._learn(Failure(rank))
 
+    def _hears_others(self) -> bool:
+        return any(0 <= seconds < self._patience for seconds in self._silence.values())
+
     def _learn(self, failure: Failure) -> None:
         """Keep the first failure as the reason for the end of the run, and stop the main thread."""
         with self._lock:
@@ -142,7 +150,7 @@ class Heartbeat:
                 return
             self._failure = failure
         if failure.is_lost and failure.rank in self._silence:
-            self._silence[failure.rank] = -math.inf  # nobody waits for it any more
+            self._silence[failure.rank] = math.inf  # nobody waits for it any more
         self._wake.set()
         if failure.rank != self._rank:
             Interrupts.lose(LostProcessError(self._describe(failure)))
@@ -180,18 +188,19 @@ class Heartbeat:
             if isinstance(error, torch.distributed.DistError):  # NCCL's
                 self.explained(error)
             elif not isinstance(error, LostProcessError):  # this one only follows from the failure of another process
+                if isinstance(error, (KeyboardInterrupt, StoppedError)):
+                    self._patience = SECONDS_TO_ANSWER
                 if self._rank:  # most mistakes raise the same error on all ranks, and rank 0 has the user's ear
                     until = time.monotonic() + SECONDS_FOR_ALIKE
-                    while self._failure is None and time.monotonic() < until:
+                    while self._failure is None and self._hears_others() and time.monotonic() < until:
                         self._wake.set()
                         time.sleep(0.05)
                 self._learn(Failure(self._rank, is_lost=False))
             self._is_ending.set()
             failure = self._failure or Failure(self._rank)
-            for child in self._children:
-                child.send_signal(signal.SIGCONT)  # a stopped process is to notice the end, too; others do not mind
-            atexit.unregister(leave_process_group)
-            atexit.register(leave_process_group, int(SECONDS_TO_END))
+            atexit.unregister(leave_process_group)  # gloo would wait for a collective with those that do not answer
+            if torch.distributed.get_backend() == "nccl":
+                atexit.register(leave_process_group, int(SECONDS_TO_END))
             if failure.rank == self._rank:
                 raise
             if self._has_parent:  # the parent reports the process that ends first
@@ -202,9 +211,14 @@ class Heartbeat:
         finally:
             Heartbeat.current, self._is_closed = None, True
             until = time.monotonic() + SECONDS_TO_NAME
-            while self._beats.is_alive() and (self._failure is None or time.monotonic() < until):
+            while self._beats.is_alive() and (
+                self._failure is None or (self._hears_others() and time.monotonic() < until)
+            ):
                 self._wake.set()
                 time.sleep(0.01)
+            for number, child in enumerate(self._children, start=1):
+                if self._failure is not None and self._silence.get(self._rank + number, 0) >= self._patience:
+                    child.kill()  # it is stopped or hangs, and would find nobody
 
     def explained(self, error: Exception) -> Exception:
         """Return the error to raise for a broken connection, once it is known which process was lost.

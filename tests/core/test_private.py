@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import atexit
 import re
 from contextlib import nullcontext
 from datetime import timedelta
@@ -185,11 +184,13 @@ def test_nested_values_are_walked():
     assert private_torch.tree_map_only(int, str, tree)["b"] == ("3",), gone("tree_map_only")
 
 
-def test_the_timeout_of_the_process_group_can_be_set(tmp_path):
+def test_the_process_group_tells_its_store_and_takes_a_timeout(tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         private_torch.set_group_timeout(timedelta(days=7))
+        private_torch.store_of_group().set("key", "value")
+        assert private_torch.store_of_group().get("key") == b"value", gone("_get_default_store")
     finally:
         torch.distributed.destroy_process_group()
 
@@ -212,6 +213,7 @@ def test_processes_start_as_the_strategy_says():
     for method in ("popen", "spawn", "fork"):
         strategy = ClientParallelStrategy(start_method=method)
         assert private_lightning.start_method(strategy) == method, gone("_start_method")
+    assert callable(DDPStrategy._setup_distributed), gone("_setup_distributed")
 
 
 def test_a_strategy_of_scripts_gets_our_launcher():
@@ -231,13 +233,6 @@ def test_a_launched_function_finds_torchs_own_data_loader():
     assert Fabric(accelerator="cpu", devices=1).launch(lambda _: DataLoader.__init__) is not own, (
         "Fabric no longer patches DataLoader: UnpatchedFabric can go"
     )
-
-
-def test_lightnings_exit_handler_is_forgotten(monkeypatch):
-    forgotten = []
-    monkeypatch.setattr(atexit, "unregister", forgotten.append)
-    private_lightning.forget_exit_handler()
-    assert [function.__name__ for function in forgotten] == ["_destroy_dist_connection"], gone("exit handler")
 
 
 def test_sizes_of_a_batch_are_found_at_every_depth():
@@ -359,7 +354,7 @@ def test_the_help_of_an_argument_can_be_shortened():
 
 LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "jsonargparse", "argparse")
 DOCUMENTED = {"_replace", "_fields", "_exit", "_getframe"}  # of named tuples, os and sys
-STANDARD = {"_run_exitfuncs", "_shutdown", "_member_map_"}  # of atexit, threading and enum: they come with Python
+STANDARD = {"_shutdown", "_member_map_"}  # of threading and enum: they come with Python
 
 
 def is_private(name: object) -> bool:
