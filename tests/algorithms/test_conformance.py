@@ -135,6 +135,15 @@ def test_scaffold_refuses_the_step_size_control_where_it_is_not_exact(tmp_path, 
         fit(tmp_path, SCAFFOLD(control="step_size"), QuadraticData(sample_quadratics()), Recorder(), **options)
 
 
+def test_scaffold_gradient_mean_counts_steps_not_closure_calls(tmp_path):
+    """Section 2: c_i is the mean of raw gradients; an optimizer that calls its closure often must not inflate it."""
+    recorder, data, start = Recorder(vectors=("control",)), QuadraticData(sample_quadratics()), start_point()
+    fit(tmp_path, SCAFFOLD(control="gradient_mean"), data, recorder, max_rounds=1, lbfgs=True)
+    for client, control in enumerate(recorder.arrays()["control"][0]):
+        # Along a descent path of a quadratic no mean of gradients is longer than the condition number times the first.
+        assert 0 < np.linalg.norm(control) < 1.5 * np.linalg.norm(reference.gradient(data.clients, client, start))
+
+
 def trajectories(tmp_path: Any, algorithm: Any, **options: Any) -> dict[str, np.ndarray]:
     """z (and flat state) of one run with the common settings of the degenerate equalities."""
     recorder = Recorder(vectors=("local_model",))

@@ -55,12 +55,13 @@ SIZES, ROUNDS, LR = (14, 9), 4, 0.1
 class Layers(LightningModule):
     """Hooks freeze the first layer: in epoch 0, in round 2, and in round 3 where the rate is not 0."""
 
-    def __init__(self):
+    def __init__(self, momentum):
         super().__init__()
+        self.momentum = momentum
         self.net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
 
     def configure_optimizers(self):
-        optimizer = SGD(self.parameters(), lr=LR)
+        optimizer = SGD(self.parameters(), lr=LR, momentum=self.momentum)
         return [optimizer], [LambdaLR(optimizer, lambda epoch: self.rate(epoch) / LR)]
 
     def training_step(self, batch, batch_idx):
@@ -83,7 +84,7 @@ class ByHand(Layers):
     automatic_optimization = False
 
     def configure_optimizers(self):
-        return [SGD(self.net[k].parameters(), lr=LR) for k in (0, 2)]
+        return [SGD(self.net[k].parameters(), lr=LR, momentum=self.momentum) for k in (0, 2)]
 
     def training_step(self, batch, batch_idx):
         self.manual_backward(super().training_step(batch, batch_idx))
@@ -113,7 +114,7 @@ def scaffold_by_hand(module, data, control):
     for round in range(1, ROUNDS + 1):
         trained, before = [], own.clone()
         for client in range(len(SIZES)):
-            w, (gradient, total, count, moved) = z, torch.zeros(4, len(z), dtype=z.dtype)
+            w, (gradient, total, count, moved, velocity) = z, torch.zeros(5, len(z), dtype=z.dtype)
             loader = data.client_train_dataloader(client=client, round=round, seed=0)
             for epoch in range(3):
                 loader.set_epoch(epoch)
@@ -124,21 +125,26 @@ def scaffold_by_hand(module, data, control):
                     is_end, lr = batch_idx + 1 == len(loader), module.rate(epoch)
                     takes = torch.tensor([module.moves(round, epoch, is_end), True]).repeat_interleave(sizes)
                     total, count, moved = total + takes * gradient, count + takes, moved + takes * lr
-                    w = w - lr * takes * (gradient + c - own[client])
+                    moving = module.momentum * velocity + gradient + c - own[client]
+                    velocity = torch.where(takes, moving, velocity)
+                    w = w - lr * takes * velocity
                     gradient = gradient * ~takes * (isinstance(module, ByHand) and not is_end)
             trained.append(w)
             new = own[client] - c + (z - w) / moved if control == "step_size" else total / count
             own[client] = torch.where((moved if control == "step_size" else count) > 0, new, own[client])
         c, z = c + (own - before).mean(dim=0), torch.stack(trained).mean(dim=0)
-    return z, own
+    return z, c, own
 
 
-@pytest.mark.parametrize(("module", "control"), [(Layers, "step_size"), (Layers, "gradient_mean"), (ByHand, "auto")])
-def test_scaffold_counts_the_steps_of_each_layer(tmp_path, module, control):
+@pytest.mark.parametrize(
+    ("module", "control", "momentum"), [(Layers, "step_size", 0), (Layers, "gradient_mean", 0.9), (ByHand, "auto", 0.9)]
+)
+def test_scaffold_counts_the_steps_of_each_layer(tmp_path, module, control, momentum):
     torch.manual_seed(0)
-    data, trained = UserData(SIZES), module()
+    data, trained = UserData(SIZES), module(momentum)
     expected = scaffold_by_hand(copy.deepcopy(trained).double(), data, control)
     trainer = FederatedTrainer(**QUIET, default_root_dir=str(tmp_path), max_rounds=ROUNDS, local_epochs=3)
     trainer.fit(trained, datamodule=data, algorithm=SCAFFOLD(control=control))
-    found = trainer.federation.server.z, trainer.federation.clients.gather("control", [0, 1])
+    server, own = trainer.federation.server, trainer.federation.clients.gather("control", [0, 1])
+    found = server.z, server["control"], own
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
