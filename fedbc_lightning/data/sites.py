@@ -83,8 +83,7 @@ class SitesDataModule(FederatedDataModule):
                 raise ConfigurationError(f"data.{name}: {len(listed)} entries for {len(train)} sites; give one each")
         super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
         self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
-        self._given = {"train": train, "test": test, "val": val}
-        self._given_batch_sizes = batch_size, eval_batch_size
+        self._given, self._given_batch_sizes = lists, (batch_size, eval_batch_size)
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
         self.stream_sizes = sizes

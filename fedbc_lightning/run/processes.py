@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.fabric.utilities import rank_zero_only
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -82,8 +83,8 @@ def run_in_processes(
 
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
     """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
-    settings, progress = trainer.settings, trainer.progress
-    alike = deterministic_algorithms(settings.deterministic)
+    progress, alike = trainer.progress, deterministic_algorithms(trainer.settings.deterministic)
+    vars(rank_zero_only)["rank"] = fabric.global_rank  # a strategy for one process leaves that of the run before
     heartbeat: AbstractContextManager[None] = nullcontext()
     if fabric.world_size > 1:
         heartbeat = Heartbeat(fabric).held(lambda: _how_to_resume(trainer, request, progress.log_dir))

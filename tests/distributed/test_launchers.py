@@ -25,6 +25,19 @@ if __name__ == "__main__":
     torch.ones(2**20).sin()  # on two threads, of which a fork has one
     print("the end:", json.dumps(summary(*train(Path(), devices=2, strategy={strategy!r}))))
 """
+MIXED = """\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {tests!r})
+
+from helpers.launched import summary, train
+
+if __name__ == "__main__":
+    one, two, three = (summary(*train(Path(), logger=True, devices=n)) for n in (1, 2, 1))
+    assert one == two == three
+    print("the end", flush=True)
+"""
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
@@ -35,3 +48,10 @@ def test_a_megabyte_comes_back_from_processes_that_were_started(tmp_path, strate
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("the end:")]
     assert json.loads(line.removeprefix("the end:")) == summary(*train(tmp_path / "one"))
+
+
+def test_runs_of_one_process_may_stand_before_and_after_one_of_two_in_a_script(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(MIXED.format(tests=str(TESTS)))
+    done = run_python([script], tmp_path)  # the second process runs the whole script
+    assert (done.returncode, done.stdout.count("the end")) == (0, 2), done.stderr
