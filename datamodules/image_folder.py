@@ -19,6 +19,7 @@ from torch import nn
 
 from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import told
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
@@ -221,24 +222,18 @@ def _mapped(shape: tuple[int, ...]) -> np.ndarray:
     Raises:
         ConfigurationError: There is not enough room in the folder of temporary files.
     """
-    folder, size = gettempdir(), math.prod(shape)
-    free = disk_usage(folder).free
-    try:
-        # The system removes the file when the array is gone, and drops its pages from memory when it needs room.
-        with TemporaryFile(dir=folder) as file:
-            # A mapped file has holes where nothing was written yet. If there is no room left to fill one, the system
-            # kills the process by SIGBUS, without a word, so all room is taken now.
-            if free < size:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if hasattr(os, "posix_fallocate"):  # macOS has none
-                os.posix_fallocate(file.fileno(), 0, size)  # a quota, too, ends here
-            return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
-    except OSError as error:
-        raise ConfigurationError(
-            f"data.max_memory_gib: {shape[0]:,} images above this limit need {bytes_said(size)} in the temporary "
-            f"folder '{folder}', where {bytes_said(free)} are free ({error}); set TMPDIR to a folder with more room, "
-            "raise max_memory_gib, or lower data.image_size"
-        ) from error
+    folder, size = Path(gettempdir()), math.prod(shape)
+    needed = f"{shape[0]:,} images above this limit need {bytes_said(size)} there"
+    do = f"{needed}; set TMPDIR to a folder with more room, raise max_memory_gib, or lower data.image_size."
+    # The system removes the file when the array is gone, and drops its pages from memory when it needs room.
+    with told(folder, do, "data.max_memory_gib"), TemporaryFile(dir=folder) as file:
+        # A mapped file has holes where nothing was written yet. If there is no room left to fill one, the system kills
+        # the process by SIGBUS, without a word, so all room is taken now.
+        if disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            os.posix_fallocate(file.fileno(), 0, size)  # a quota, too, ends here
+        return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
 
 
 def _images_under(folder: Path) -> list[Path]:

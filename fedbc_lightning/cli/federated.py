@@ -62,7 +62,6 @@ class SaveRunConfig(SaveConfigCallback):
         path = Path(trainer.log_dir) / self.config_filename
         if path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
         config["ckpt_path"], config["other_seed"], config["strict"] = None, False, False
         self.parser.dump_header = [version(), f"code {code_hash()}"]

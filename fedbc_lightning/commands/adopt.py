@@ -23,6 +23,7 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import UsageError
+from fedbc_lightning.core.files import write
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
 from fedbc_lightning.core.lightning_names import AnyCallback, both
 from fedbc_lightning.data import FederatedDataModule
@@ -78,7 +79,7 @@ def adopt(words: list[str]) -> int:
     adoption = Adoption(yaml.safe_load(source.read_text(encoding="utf-8")), str(source), given)
     text = yaml.safe_dump(adoption.config, sort_keys=False, allow_unicode=True)
     if out:
-        out.write_text(f"# From {source}, by {PROG} adopt\n{text}", encoding="utf-8")
+        write(out, f"# From {source}, by {PROG} adopt\n{text}")
         adoption.show(Console())
         print(f"\nTrain:  {PROG} fit --config {out}")
     else:

@@ -1,53 +1,135 @@
-"""Writing into a run folder: each file atomically, and the errors of its disk in one line.
+"""The one door to files and folders of runs and studies; what is wrong with their disk is said in one line.
 
-A reader finds the old file or the new one, even if the process is killed while writing.
+No link in the place of a file is followed, so that a foreign folder cannot name files of its reader. A file is replaced
+at once: a reader finds the old one or the new one, even if the process is killed while writing.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest import mock
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said
+
+CHECKPOINTS = "checkpoints"
+"""Folder in a run folder; it is no link either."""
 
 # Reported by writes into an open file, which name no file.
 _NAMELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
+def refuse_link(path: Path) -> None:
+    """Raise if a link stands in the place of a file, or of a folder inside of that of a run or study.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    for place in (path.parent, path) if path.parent.name == CHECKPOINTS else (path,):
+        if place.is_symlink():
+            raise ConfigurationError(
+                f"'{place}' is a link to '{os.readlink(place)}', and links inside of the folder of a run or study are "
+                "not followed: remove it, or put what it names in its place."
+            )
+
+
+def descriptor(path: Path, flags: int) -> int:
+    """Open a file as ``os.open`` does, but no link."""
+    refuse_link(path)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def open_file(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+    """Open a file as ``open`` does, in UTF-8, but no link."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=lambda _, flags: descriptor(path, flags), **options)
+
+
+def read(path: Path) -> bytes:
+    """Read a file, but no link."""
+    with open_file(path, "rb") as file:
+        return file.read()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it atomically replaces ``path``, on an error it is removed."""
-    partial = path.with_name(path.name + ".tmp")
+    """Yield a private temporary file; on success it atomically replaces ``path``, on an error it is removed."""
+    refuse_link(path)
+    # POSIX replaces a name in one step, on one disk alone: so the temporary file lies in the same folder.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        os.close(descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         yield partial
-        # POSIX replaces a name in one step, on one disk alone: so the temporary file lies in the same folder.
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # if the disk is full, the space is needed
+        if isinstance(error, OSError) and error.filename == str(partial):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8; the old content stays until the new one is complete."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8; the old content stays until the new one is complete."""
+    with replacing(path) as partial, open_file(partial, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def make_folder(path: Path, *, is_private: bool = False, exist_ok: bool = True) -> None:
+    """Make a folder, and those above it that are missing.
+
+    A new folder has the mode of the one it lies in, whatever the umask: who shares ``runs/`` shares what is in it.
+
+    Args:
+        path: The folder.
+        is_private: True for the first folder of this package in a place of the user's: nobody else may enter it.
+        exist_ok: Whether the folder may be there.
+    """
+    if not path.parent.exists():
+        make_folder(path.parent, is_private=is_private)
+    try:
+        path.mkdir(0o700)
+    except FileExistsError:
+        if not exist_ok or not path.is_dir():
+            raise
+        return
+    mode = stat.S_IMODE(path.parent.stat().st_mode)
+    # A sticky folder such as /tmp belongs to everybody, and says nothing about who may enter those in it.
+    path.chmod(0o700 if is_private or mode & stat.S_ISVTX else mode)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    refuse_link(path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the temporary files that killed writers have left in a run folder."""
+    for path in (*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
-def told(folder: Path, go_on: str = "") -> Iterator[None]:
-    """Explain in one line why a file in a run folder could not be written.
+def told(folder: Path, go_on: str = "", setting: str = "trainer.default_root_dir") -> Iterator[None]:
+    """Explain in one line why a file in a folder could not be written.
 
     Args:
-        folder: The run folder; errors about files elsewhere are raised unchanged.
+        folder: The folder, or the file; errors about files elsewhere are raised unchanged.
         go_on: Sentence on what to do afterwards, appended to the message.
+        setting: What names the folder, at the beginning of the message.
 
     Raises:
         ConfigurationError: The file system reported an error; torch's writer may have raised another one from it.
@@ -68,7 +150,7 @@ def told(folder: Path, go_on: str = "") -> Iterator[None]:
         with suppress(OSError):  # there is no such folder any more
             free = f"; {bytes_said(shutil.disk_usage(folder).free)} are free on its disk"
         raise ConfigurationError(
-            f"trainer.default_root_dir: '{place}' cannot be written ({cause.strerror}{free}). {go_on}".rstrip()
+            f"{setting}: '{place}' cannot be written ({cause.strerror}{free}). {go_on}".rstrip()
         ) from error
 
 
@@ -79,8 +161,7 @@ def os_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-@contextmanager
-def quiet_event_writers() -> Iterator[None]:
+def quiet_event_writers() -> AbstractContextManager[Any]:
     """Keep TensorBoard's writer thread from printing a traceback; the next flush raises the same error."""
     previous = threading.excepthook
 
@@ -88,8 +169,4 @@ def quiet_event_writers() -> Iterator[None]:
         if type(args.thread).__name__ != "_AsyncWriterThread":
             previous(args)
 
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = previous
+    return mock.patch.object(threading, "excepthook", hook)

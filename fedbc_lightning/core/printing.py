@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -23,7 +23,7 @@ def stream_handlers() -> list[logging.StreamHandler]:
 
 
 @contextmanager
-def printing_to(stream: TextIO) -> Iterator[None]:
+def printing_to(stream: IO[str]) -> Iterator[None]:
     """Send to one stream what is printed, and what loggers write to the standard streams.
 
     A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.indexed import IndexedDataModule
@@ -111,7 +112,7 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
         (by split), ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None if there are none).
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     histogram = datamodule.label_histogram()
     listed = datamodule.num_clients <= MAX_LISTED_CLIENTS
     report = {
@@ -121,12 +122,12 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
         "label_histogram": histogram.tolist() if listed and histogram is not None else None,
         "client_names": datamodule.client_names,
     }
-    (folder / "partition.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
+    write(folder / "partition.json", json.dumps(report) + "\n")
     if isinstance(datamodule, IndexedDataModule):
         datamodule.parts.save(
             folder / "partition.npz", num_samples=num_items(datamodule.source), label_histogram=histogram
         )
-    (folder / "partition.png").write_bytes(partition_png(datamodule))
+    write(folder / "partition.png", partition_png(datamodule))
     return report
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.files import open_file, replacing
 
 NumClients = Annotated[int, at_least(1)]
 
@@ -161,7 +162,7 @@ class Partition(Sequence[np.ndarray]):
         """
         known = {"num_samples": num_samples, "label_histogram": label_histogram, "hash": self.hash()}
         contents: Any = {name: np.asarray(value) for name, value in known.items() if value is not None}
-        with Path(path).open("wb") as file:
+        with replacing(Path(path)) as partial, open_file(partial, "wb") as file:
             np.savez_compressed(file, indices=self.indices, offsets=self.offsets, **contents)
 
     @classmethod

@@ -10,7 +10,7 @@ import yaml
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import told, write
 from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
 from fedbc_lightning.report import page_figures, sections
 from fedbc_lightning.report.page import Block, Code, Page, Table, render
@@ -58,10 +58,8 @@ def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
     for place in places:
         page = study_page(place) if (place / RECORD).is_file() else run_page(place)
         file = output or place / NAME
-        try:
-            write_text(file, render(page))
-        except OSError as error:
-            raise ConfigurationError(f"--output: cannot write '{file}': {error.strerror}.") from None
+        with told(file, setting="--output"):
+            write(file, render(page))
         files.append(file)
     return files
 

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import CHECKPOINTS, make_folder, remove, told
 from fedbc_lightning.run.lock import NAME, RunLock
 
-LAST = Path("checkpoints", "last.ckpt")
+LAST = Path(CHECKPOINTS, "last.ckpt")
 TABLES = ("metrics.csv", "clients.csv", "evaluation.csv")
 
 _MADE_AT_THE_START = re.compile(
-    r"(\.lock|run\.json|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
-    r"events\.out\.tfevents\..*)(\.tmp)?"
+    r"(\.lock|run\.json|config\.yaml|partition\.(json|png|npz)|checkpoints|clients\.bin|"
+    r"(metrics|clients|evaluation)\.csv|events\.out\.tfevents\..*)(\.tmp)?|\..*\.tmp"
 )
 
 
 _OF_RUN = re.compile(r"version_\d+|[^\W\d]\w*-\d+(-\d+)?")
 """A method, a seed, and a number from the second run of both on; older versions called their folders ``version_k``."""
-
-
-def label(method: str, seed: int) -> str:
-    """Return the name of the first run folder of a method with a seed; later ones end in ``-1``, ``-2`` and so on.
-
-    Example:
-        >>> label("FedBC", 0)
-        'FedBC-0'
-    """
-    return f"{method}-{seed}"
 
 
 def method_of(folder: Path) -> str | None:
@@ -62,55 +52,45 @@ def claim(folder: Path, label: str, lock: RunLock) -> Path:
 
     Args:
         folder: Folder of the experiment, which is made if it is not there.
-        label: Name of the folder if it is the first of its kind, see :func:`label`.
+        label: Name of the folder if it is the first of its kind, such as ``FedBC-0``; others end in ``-1``, ``-2``, ...
         lock: Locks the folder.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = {_number(path, label): path for path in folder.glob(f"{label}*") if _number(path, label) >= 0}
-        for _, old in sorted(taken.items()):
-            if _is_abandoned(old) and lock.try_take(old):
-                _empty(old)
-                return old
-        k = max(taken, default=-1) + 1
-        while True:
+    with told(folder.parent):
+        make_folder(folder.parent, is_private=True)
+        make_folder(folder)
+        for k in count():
             path = folder / (f"{label}-{k}" if k else label)
-            with suppress(FileExistsError):
-                path.mkdir()
-                if lock.try_take(path):
-                    return path
-            k += 1
-    except OSError as error:
-        raise ConfigurationError(f"trainer.default_root_dir: cannot write to '{folder}' ({error.strerror}).") from error
-
-
-def _number(folder: Path, label: str) -> int:
-    """Return how many run folders with this label were made before this one; -1 if it is none of them."""
-    found = re.fullmatch(re.escape(label) + r"(?:-(\d+))?", folder.name)
-    return -1 if found is None else int(found[1] or 0)
+            try:
+                make_folder(path, exist_ok=False)
+            except FileExistsError:
+                if not _is_abandoned(path):
+                    continue
+            if lock.owner_after_trying(path) is None:
+                _empty(path)
+                break
+    return path
 
 
 def _is_abandoned(folder: Path) -> bool:
     """Return whether the folder holds only what a run writes before its first checkpoint, at most row 0 of tables."""
-    names = [path.name for path in folder.iterdir()]
-    if (names and NAME not in names) or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
+    paths = list(folder.rglob("*"))
+    names = {path.name for path in paths}
+    is_ours = not names or names & {NAME, "run.json"}  # the first files of a run
+    if not is_ours or any(path.is_symlink() for path in (folder, *paths)):
         return False
-    if any(not path.name.endswith((".tmp", ".bin")) for path in (folder / LAST.parent).glob("*")):
+    if not all(map(_MADE_AT_THE_START.fullmatch, names)):
         return False
-    tables = [folder / name for name in ("metrics.csv", "clients.csv") if name in names]
-    return all(len(table.read_bytes().splitlines()) <= 2 for table in tables)
+    return all(len((folder / name).read_bytes().splitlines()) <= 2 for name in TABLES[:2] if name in names)
 
 
 def _empty(folder: Path) -> None:
     """Remove all files but the lock; :func:`_is_abandoned` has checked that none of them is the user's."""
-    for path in [*(folder / LAST.parent).glob("*"), *folder.iterdir()]:
-        if path.name == LAST.parent.name:
-            path.rmdir()
-        elif path.name != NAME:
-            path.unlink()
+    for path in folder.iterdir():
+        if path.name != NAME:
+            remove(path)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

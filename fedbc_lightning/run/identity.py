@@ -19,8 +19,8 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core import files
 from fedbc_lightning.core.described import GENERATORS, content_hash
-from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.origin import PACKAGE, source_hash
 from fedbc_lightning.core.seeding import preserved_globals, seed_globals
 from fedbc_lightning.core.storable import plain_values
@@ -92,13 +92,13 @@ class Identity:
 
     def write(self, folder: Path, job: str | None) -> None:
         """Write ``run.json`` into a run folder, with the job of a cluster that does the run, if any."""
-        write_text(folder / NAME, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n")
+        files.write(folder / NAME, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n")
 
 
 def read(folder: Path) -> tuple[Identity, str | None] | None:
     """Return the identity of a run and its job; None for a folder of an older version, or if it cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        content = json.loads(files.read(folder / NAME))
         return Identity(**{name: content[name] for name in Identity.__dataclass_fields__}), content["job"]
     return None
 

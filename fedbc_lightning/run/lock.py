@@ -1,121 +1,113 @@
-"""Locks a run folder, so that one process at a time writes to it."""
+"""Locks a folder of a run or study, so that one process at a time writes to it, on whatever machine."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
+import logging
 import socket
-from contextlib import suppress
-from datetime import datetime
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from filelock import Timeout
+
+from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_filelock import Lease
+
+log = logging.getLogger(__name__)
 
 NAME = ".lock"
-"""Name of the lock file in a run folder; it holds process id, host and starting time of the owner."""
+"""Name of the lock file in a folder; it names the owner's process and host, and has a random token."""
 
-_NOT_SUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-# Locks of POSIX belong to a process: to open and close the file a second time in it would end its lock unnoticed.
+SECONDS_BETWEEN_TOUCHES = 30.0
+"""Seconds after which the owner touches its lock file again."""
+
+SECONDS_TO_LIVE = 300.0
+"""Seconds without a touch after which an owner counts as dead; one of this machine also does once its process ended."""
+
+SECONDS_BETWEEN_LOOKS = 0.5
+"""Seconds between two looks at a lock file whose owner may be alive."""
+
 _held: set[Path] = set()
 
 
-class RunLock:
-    """Locks at most one run folder until the context ends; the system ends the lock when the process dies.
+class RunLock(ExitStack):
+    """Locks at most one folder until the context ends.
 
-    It is a POSIX lock. Worker processes do not inherit it, so the folder of a killed run does not stay locked by
-    processes that outlive it, and NFS enforces it between machines. On a file system without locks the process that is
-    named in the file is looked for, which works within one machine.
+    The lock is filelock's lease: a file that only one process can make, with a thread that touches it. So it needs no
+    locks of the file system, which many that several machines share do not have, and nothing that reads or copies the
+    folder ends it.
     """
 
     def __init__(self) -> None:
-        self._path: Path | None = None
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> RunLock:
-        """Enter the context; nothing is locked yet."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Unlock the folder."""
-        if self._descriptor is not None and self._path is not None:
-            with suppress(OSError):  # the disk may be gone
-                os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            _held.discard(self._path)
-            self._path = self._descriptor = None
+        super().__init__()
+        self._lease: Lease | None = None
 
     def take(self, folder: Path) -> None:
-        """Lock a run folder.
+        """Lock a run folder; where its owner is on another machine and may be dead, wait until that is known.
 
         Raises:
             ConfigurationError: Another process writes to it, or its lock file cannot be written.
         """
-        try:
-            owner = self._owner_after_trying(folder)
-        except OSError as error:
+        touched = None
+        copy = "To start a run of your own from its checkpoint, copy the checkpoint and give the copy."
+        with files.told(folder, copy, "ckpt_path"):
+            while (owner := self.owner_after_trying(folder)) is not None:
+                before, touched = touched, (folder / NAME).stat().st_mtime
+                if owner.endswith(f" on {socket.gethostname()}") or before not in (None, touched):
+                    who = f"'{folder}' is being written by {owner}"
+                    raise ConfigurationError(f"ckpt_path: {who}; stop that, or wait until it has ended.")
+                if before is None:
+                    log.warning("'%s' has the lock of %s; waiting %d s for a touch.", folder, owner, SECONDS_TO_LIVE)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def check(self) -> None:
+        """Raise if the locked folder belongs to another process by now, as after a sleep of this machine.
+
+        Raises:
+            ConfigurationError: It does; nothing may be written to it any more.
+            OSError: There is no such folder any more.
+        """
+        if self._lease is None:
+            return
+        folder, owner = Path(self._lease.lock_file).parent, self._lease.owner
+        folder.stat()
+        if owner is None or owner.token != self._lease.token:
             raise ConfigurationError(
-                f"ckpt_path: cannot write to the run folder '{folder}' ({error.strerror}); to start a run of your own "
-                "from its checkpoint, copy the checkpoint and give the copy."
-            ) from error
-        if owner is not None:
-            raise ConfigurationError(
-                f"ckpt_path: '{folder}' is being written by {owner}; stop that, or wait until it has ended."
+                f"'{folder}' was taken over by {_said(self._lease)}, as this run did not "
+                f"touch its {NAME} for {SECONDS_TO_LIVE:.0f} s; it ends here and writes nothing more."
             )
 
-    def try_take(self, folder: Path) -> bool:
-        """Lock a run folder unless another process has it, and return whether it is locked."""
-        return self._owner_after_trying(folder) is None
-
-    def _owner_after_trying(self, folder: Path) -> str | None:
-        """Try to lock a folder and describe who else has it; None means that it is locked now."""
+    def owner_after_trying(self, folder: Path) -> str | None:
+        """Try to lock a folder and return who else has it, or may have it; None means that it is locked now."""
         path = folder.resolve() / NAME
-        if path in _held:  # POSIX: to close any descriptor of the file would end this process's lock on it
-            return f"another trainer of this process ({os.getpid()})"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            owner = self._lock(descriptor)
-        except OSError:
-            os.close(descriptor)
-            raise
-        if owner is not None:
-            os.close(descriptor)
-            return owner
-        os.ftruncate(descriptor, 0)
-        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
-        self._path, self._descriptor = path, descriptor
-        _held.add(path)
-        return None
-
-    @staticmethod
-    def _lock(descriptor: int) -> str | None:
-        said = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return said or "another process"
-            if error.errno not in _NOT_SUPPORTED:
-                raise
-            return said if _is_alive(said) else None
-        return None
+        files.refuse_link(path)
+        lease = Lease(
+            path, lease_duration=SECONDS_TO_LIVE, heartbeat_interval=SECONDS_BETWEEN_TOUCHES, thread_local=False
+        )
+        if lease.is_lock_held_by_us and path not in _held:
+            files.remove(path)  # it came with a copy of a folder that this process has locked
+        for _ in range(2):  # the first try removes the file of a dead owner
+            with suppress(Timeout):
+                lease.acquire(blocking=False)
+                self._lease = lease
+                _held.add(path)
+                self.callback(_held.discard, path)
+                self.callback(lease.release)
+                files.remove_partial(folder)
+                return None
+        return _said(lease)
 
 
-def _is_alive(said: str) -> bool:
-    """Return whether the process that a lock file names runs on this machine; other machines cannot be checked.
+def _said(lease: Lease) -> str:
+    return "another process" if (owner := lease.owner) is None else f"process {owner.pid} on {owner.hostname}"
 
-    Example:
-        >>> _is_alive(f"process {os.getpid()} on {socket.gethostname()} since ..."), _is_alive("")
-        (True, False)
-    """
-    words = said.split()
-    if len(words) < 4 or not words[1].isdigit() or words[3] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it runs, and belongs to another user
-        return True
-    return True
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process has locked a folder, and keep it locked in the context."""
+    with RunLock() as lock:
+        while lock.owner_after_trying(folder) is not None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        yield

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.files import read
 from fedbc_lightning.core.metric_names import (
     KEY_PLACES,
     TRAIN_LOSS,
@@ -342,15 +344,12 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    try:
+    with _readable(path):
         # A run that is being done may have written half of its last row.
-        found = pd.read_csv(io.StringIO(complete_lines(path)))
-    except pd.errors.EmptyDataError:
-        return pd.DataFrame()
-    except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
-        raise _unreadable(path, error) from None
-    if "round" not in found:
-        raise _unreadable(path, ValueError("there is no column 'round'"))
+        text = complete_lines(path)
+        found = pd.read_csv(io.StringIO(text)) if text.strip() else pd.DataFrame()
+        if text.strip() and "round" not in found:
+            raise ValueError("there is no column 'round'")
     return found
 
 
@@ -358,14 +357,16 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     """Return the content of a file; None if there is no file."""
     if not path.is_file():
         return None
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
+    with _readable(path):
+        content = parse(read(path).decode())
         if parse is not str and not isinstance(content, dict):
             raise ValueError("it is no mapping")
-    except (OSError, ValueError, yaml.YAMLError) as error:  # decoding errors of text and JSON are ValueErrors
-        raise _unreadable(path, error) from None
     return content
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.")
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, yaml.YAMLError) as error:  # errors of pandas, JSON and decoding are ValueErrors
+        raise ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.") from None

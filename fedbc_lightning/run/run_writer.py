@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Recorder:
         resumed = run_folder.run_of(run.path) if run.path is not None else None
         folder = resumed or Path()
         if resumed is None and self._is_writer:
-            label = run_folder.label(type(run.federation.algorithm).__name__, run.seed)
+            label = f"{type(run.federation.algorithm).__name__}-{run.seed}"
             folder = run_folder.claim(run.settings.experiment, label, run.lock)
         self.folder: Path = run.fabric.broadcast(folder)
         self._tables = RunLog(self.folder)
@@ -69,9 +69,12 @@ class Recorder:
             with self.disk_told():
                 self._describe_run()
 
-    def disk_told(self) -> AbstractContextManager[None]:
-        """Turn errors of the file system in the run folder into an error of one line."""
-        return told(self.folder, run_folder.how_to_resume(self.folder / run_folder.LAST))
+    @contextmanager
+    def disk_told(self) -> Iterator[None]:
+        """Write into the run folder only as long as it is this run's; errors of its disk become one line."""
+        with told(self.folder, run_folder.how_to_resume(self.folder / run_folder.LAST)):
+            self._run.lock.check()
+            yield
 
     def record(
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
@@ -107,7 +110,7 @@ class Recorder:
                 self._write()
         if rows is not None:
             with self.disk_told():
-                rows.mark_saved(is_writer=self._is_writer)
+                rows.mark_saved()
         self._written_round = round
 
     def write_again(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import logging
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.files import open_file, read, replacing
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, order
 
 log = logging.getLogger(__name__)
@@ -64,21 +63,20 @@ class CSVFile:
             )
         self.num_rows = len(kept)
         if self.path.is_file():
-            with self.path.open(newline="", encoding="utf-8") as file:
+            with open_file(self.path, newline="") as file:
                 self._columns = next(csv.reader(file), [])
             self._rewrite(kept)
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Append rows and hand them to the operating system, which keeps them even if this process dies."""
-        if self._columns and not self.path.is_file():  # append mode would make a file without header and older rows
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
         new = [name for name in names if name not in self._columns]
         if new:
-            text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+            text = read(self.path).decode() if self._columns else ""
             self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
             self._rewrite(csv.DictReader(io.StringIO(text)))
-        with self.path.open("a", newline="", encoding="utf-8") as file:
+        with open_file(self.path, "r+", newline="") as file:  # "a" would make one without header and older rows
+            file.seek(0, os.SEEK_END)
             cells = [[row.get(name, "") for name in self._columns] for row in rows]
             csv.writer(file, lineterminator="\n").writerows(cells)
         self.num_rows += len(rows)
@@ -86,7 +84,7 @@ class CSVFile:
     def sync(self) -> None:
         """Wait until the file is written to the disk."""
         if self.path.is_file():
-            with self.path.open("rb+") as file:
+            with open_file(self.path, "rb+") as file:
                 os.fsync(file.fileno())
 
     def _ordered(self, names: Collection[str]) -> list[str]:
@@ -95,7 +93,7 @@ class CSVFile:
         return first + (sorted(others, key=order) if self._has_metrics else others)
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
-        with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self.path) as partial, open_file(partial, "w", newline="") as file:
             writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
@@ -107,7 +105,7 @@ def complete_lines(path: Path) -> str:
     Raises:
         UnicodeDecodeError: What stands before it is not text in UTF-8.
     """
-    content = path.read_bytes() if path.is_file() else b""
+    content = read(path) if path.is_file() else b""
     return content[: content.rfind(b"\n") + 1].decode()
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.files import make_folder, refuse_link, replacing, told
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
@@ -52,11 +52,9 @@ def export(run: Run, *, client: str | int | None, out: Path | None, force: bool)
         if out.exists() and out.samefile(path):
             raise ConfigurationError(f"out: '{out}' is the checkpoint itself; give another file.")
         state = module_state_of(run.federation, choose_model(run, index))
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
+        with told(out.parent, setting="out"):
+            make_folder(out.parent)
             _write(run, state, _source(run, index, path), out)
-        except OSError as error:
-            raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error
     run.federation.load_global()
     return out
 
@@ -94,6 +92,8 @@ def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path
         ((name, adapter),) = adapters
         prefix = f"{name}." if name else ""
         own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+        for place in (out, *out.glob("*")):  # peft opens the files itself
+            refuse_link(place)
         adapter.save_pretrained(str(out), state_dict=own)  # the folder that ``PeftModel.from_pretrained`` reads
     else:
         checkpoint.save_atomically(lightning_checkpoint(run, state, {checkpoint.SOURCE: source}), out)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.files import os_error, replacing
 from fedbc_lightning.core.storable import find_unreadable
 
 # Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state
@@ -44,16 +44,16 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         ConfigurationError: The checkpoint holds an object that could not be loaded again; the old file stays.
     """
-    path.parent.mkdir(exist_ok=True)  # parents=False, because a run folder that was deleted must not come back
+    files.make_folder(path.parent)
     try:
-        with replacing(path) as partial:
-            with partial.open("wb") as file:
+        with files.replacing(path) as partial:
+            with files.open_file(partial, "wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             torch.load(partial, map_location="cpu", mmap=True)
     except Exception as error:
-        found = None if os_error(error) else find_unreadable(checkpoint)
+        found = None if files.os_error(error) else find_unreadable(checkpoint)
         if found is None:
             raise
         kept = f" '{path}' stays as it was." if path.exists() else ""
@@ -63,7 +63,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
             f"allow its class (torch.serialization.add_safe_globals).{kept}"
         ) from error
     # Without this fsync a crash may forget the rename itself, though the file is on the disk.
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = files.descriptor(path.parent.resolve(), os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -77,6 +77,8 @@ def load(path: str | Path) -> dict[str, Any]:
         ConfigurationError: The file does not exist, cannot be read, or was not written by this package.
     """
     path = Path(path)
+    if path.parent.name == files.CHECKPOINTS:  # elsewhere the user may have links of his own
+        files.refuse_link(path)
     if not path.is_file():
         raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
     try:

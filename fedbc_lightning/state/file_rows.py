@@ -8,7 +8,6 @@ import secrets
 import struct
 import weakref
 import zlib
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +19,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import descriptor, make_folder, open_file, refuse_link, replacing, told
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.state.client_rows import RowStorage
@@ -84,6 +84,7 @@ class RowFile:
     """
 
     def __init__(self, path: Path, layout: RowLayout, *, is_writable: bool = False) -> None:
+        refuse_link(path)
         self.path, self.layout, self._is_writable = path.resolve(), layout, is_writable
         self._offsets = layout.offsets()
         self._close: weakref.finalize | None = None
@@ -98,25 +99,20 @@ class RowFile:
             ConfigurationError: The file system cannot hold a file of this size, or the folder is not writable.
         """
         header = json.dumps({"id": secrets.token_hex(8), **asdict(layout)}).encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         size = layout.offsets()["", 0]
-        try:
-            with path.open("wb") as file:
-                file.write(_HEADER.pack(MAGIC, 0, 0, len(header)) + header)
-                # A hole: the file takes space only for clients who have trained.
-                file.truncate(size)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ConfigurationError(
-                f"trainer.default_root_dir: cannot make '{path}', a sparse file of {bytes_said(size)} "
-                f"({error.strerror}); choose a folder on a file system that takes it."
-            ) from error
+        takes = f"It is a sparse file of {bytes_said(size)}; choose a folder on a file system that takes it."
+        with told(path, takes), replacing(path) as partial, open_file(partial, "wb") as file:
+            file.write(_HEADER.pack(MAGIC, 0, 0, len(header)) + header)
+            # A hole: the file takes space only for clients who have trained.
+            file.truncate(size)
+            file.flush()
+            os.fsync(file.fileno())
 
     def reopen(self) -> None:
         """Open the file, or open it again; over NFS only a new opening shows what other nodes have written."""
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR if self._is_writable else os.O_RDONLY)
+            self._descriptor = descriptor(self.path, os.O_RDWR if self._is_writable else os.O_RDONLY)
         except OSError as error:
             raise ConfigurationError(f"ckpt_path: cannot open '{self.path}' ({error.strerror}).") from error
         if self._close is not None:
@@ -141,30 +137,9 @@ class RowFile:
         """Write one row, given in the file's dtype on the CPU."""
         view, begin = _bytes_of(row.contiguous()), self._place(name, slot, client)
         done = 0
-        try:
+        with told(self.path, "The round before is kept."):
             while done < len(view):
                 done += os.pwrite(self._descriptor, view[done:], begin + done)
-        except OSError as error:
-            raise ConfigurationError(
-                f"trainer.default_root_dir: cannot write to '{self.path}' ({error.strerror}); the round before is kept."
-            ) from error
-
-    @property
-    def generations(self) -> tuple[int, int]:
-        """Counts of commits of the oldest and the newest ``last.ckpt`` whose rows the file still holds.
-
-        :class:`~fedbc_lightning.state.file_rows.FileRows` explains how they are used.
-        """
-        _, oldest, newest, _ = _HEADER.unpack(os.pread(self._descriptor, _HEADER.size, 0))
-        return oldest, newest
-
-    def set_oldest(self, generation: int) -> None:
-        """Write into the header that rows of earlier generations are overwritten from now on."""
-        os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC))
-
-    def set_newest(self, generation: int) -> None:
-        """Write into the header that the rows of this generation are complete."""
-        os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC) + 8)
 
     def sync(self) -> None:
         """Wait until the rows are on the disk, also those that other processes of this machine wrote."""
@@ -213,9 +188,8 @@ class FileRows(RowStorage):
     sends the others only the clients' indices and the checksums. A row that is written more than once between two
     checkpoints uses all three slots, any other row two.
 
-    The header of the file holds two generations, which are counts of commits: the oldest is the one at the last
-    checkpoint, the newest the one at the last commit. A checkpoint below the oldest generation is an old copy whose
-    rows have been overwritten; a checkpoint above the newest lies beside an old copy of the file. Both are refused.
+    The checksums tell whether file and checkpoint belong together: a run compares all of them before it goes on, and
+    every row when it is read.
 
     Args:
         starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
@@ -234,7 +208,6 @@ class FileRows(RowStorage):
         self._live = {name: np.zeros(num_clients, dtype=[("slot", "u1"), ("checksum", "u4")]) for name in starts}
         self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
         self.checksum_bytes = 4 * len(starts)
-        self._generation = 0
         self._has_several_nodes = False
         self._lacking: str | None = None
 
@@ -294,25 +267,17 @@ class FileRows(RowStorage):
         """Make the staged rows the current ones: their slots become the live ones."""
         for name, staged in self._staged.items():
             self._live[name][list(staged)] = list(staged.values())
-        # A commit is a change of memory alone; the header follows for readers, and may lag behind a crash.
-        self._generation += 1
-        if self._file is not None:
-            with suppress(OSError):  # the commit is complete in memory by now; sync() writes the number again
-                self._file.set_newest(self._generation)
         self.rollback()
 
     def sync(self) -> None:
         """Flush the committed rows to the disk before a checkpoint; other nodes flush theirs during the round."""
         if self._file is not None:
-            self._file.set_newest(self._generation)
             self._file.sync()
 
-    def mark_saved(self, *, is_writer: bool) -> None:
+    def mark_saved(self) -> None:
         """Protect the slots of the checkpoint just written; all ranks call this before any of them writes again."""
         # Only now may the slots of the checkpoint before be overwritten.
         self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
-        if is_writer and self._file is not None:
-            self._file.set_oldest(self._generation)
 
     def open(self, path: Path, fabric: Fabric) -> None:
         """Open the run's file for training, and create it if the rows come from another run's file or from none.
@@ -325,12 +290,18 @@ class FileRows(RowStorage):
             ConfigurationError: The checkpoint has no rows, or the nodes do not share the folder.
         """
         self.require()
+        refuse_link(path)
         source, path = self._file, path.resolve()
+        own = [(name, client) for name, rows in self._live.items() for client in np.flatnonzero(rows["slot"]).tolist()]
+        if fabric.is_global_zero:
+            for name, client in own:
+                self.read(name, client)  # the checksum shows a damage, or a copy of another time, before it spreads
         if source is None or source.path != path:
             if fabric.is_global_zero:
                 RowFile.create(path, self._layout)
-                if source is not None:
-                    self._copy(source, RowFile(path, self._layout, is_writable=True))
+                target = RowFile(path, self._layout, is_writable=True)
+                for name, client in own:
+                    target.write(name, 1, client, self.read(name, client).to(self._dtypes[name]))
             for rows in self._live.values():
                 rows["slot"][rows["slot"] > 0] = 1
         fabric.barrier()
@@ -347,9 +318,7 @@ class FileRows(RowStorage):
                     "share."
                 )
         self._has_several_nodes = getattr(fabric.strategy, "num_nodes", 1) > 1
-        assert self._file is not None
-        self._file.set_newest(self._generation)
-        self.mark_saved(is_writer=fabric.is_global_zero)
+        self.mark_saved()
 
     def require(self) -> None:
         """Raise if the checkpoint that was loaded has no rows.
@@ -373,7 +342,6 @@ class FileRows(RowStorage):
         state: dict[str, Any] = {"initial": dict(self.starts)}
         if with_slots and self._lacking is None:
             state["id"] = None if self._file is None else self._file.id
-            state["generation"] = self._generation
             state["slots"] = {name: torch.from_numpy(rows["slot"].copy()) for name, rows in self._live.items()}
             # Only clients with a row have one. Saved as int32, because torch supports few operations on uint32.
             state["checksums"] = {
@@ -397,7 +365,6 @@ class FileRows(RowStorage):
         if "slots" not in state:
             self._lacking = str(checkpoint)
             return
-        self._generation = state["generation"]
         for name, rows in self._live.items():
             rows["slot"] = state["slots"][name].numpy()
             rows["checksum"][rows["slot"] > 0] = state["checksums"][name].numpy().view(np.uint32)
@@ -409,24 +376,10 @@ class FileRows(RowStorage):
                 f"{NAME} along with last.ckpt (cp --sparse=always), or give the one in the run folder."
             )
         self._file = RowFile(path, self._layout)
-        if self._file.id != state["id"]:
-            raise ConfigurationError(f"ckpt_path: '{path}' is of another run than '{checkpoint}'; keep them together.")
-        oldest, newest = self._file.generations
-        if not oldest <= self._generation <= newest:
-            older = path if newest < self._generation else checkpoint
-            raise ConfigurationError(
-                f"ckpt_path: '{older}' is an older copy: {NAME} holds the rows of rounds {oldest} to {newest}, and "
-                f"'{checkpoint}' is of round {self._generation}; copy both at one time, while no run writes to them."
-            )
 
     def _free_slot(self, name: str, client: int) -> int:
         taken = (self._live[name]["slot"][client], self._saved[name][client])
         return next(slot for slot in range(1, NUM_SLOTS + 1) if slot not in taken)
-
-    def _copy(self, source: RowFile, target: RowFile) -> None:
-        for name, rows in self._live.items():
-            for client in np.flatnonzero(rows["slot"]).tolist():
-                target.write(name, 1, client, source.read(name, int(rows["slot"][client]), client))
 
 
 def checksum(row: Tensor) -> int:

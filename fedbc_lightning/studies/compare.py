@@ -9,9 +9,9 @@ import pandas as pd
 from rich.console import Console
 
 from fedbc_lightning.cli.printed_tables import show
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import make_folder, told, write
 from fedbc_lightning.core.printing import show_markdown
+from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
 from fedbc_lightning.studies.origins import origin_rows
@@ -50,11 +50,10 @@ class Comparison:
         """
         study = self.study
         check_runs(study)
-        try:
-            study.results_folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"out: '{study.results_folder}' cannot be made: {error.strerror}.") from None
-        with study.locked():
+        with told(study.folder.parent, setting="out"):
+            make_folder(study.folder.parent, is_private=True)
+            make_folder(study.results_folder)
+        with locked(study.folder):
             write_record(study, self._command)
         since = time.time()
         runs = StudyRuns(study, self.console, since)
@@ -64,7 +63,7 @@ class Comparison:
         record = StudyRecord(study, self._command, self.states)
         notes = [f"NOT COMPARABLE: {problem}" for problem in record.problems]
         notes += failure_notes([*runs.trials, *self.states])
-        with study.locked():
+        with locked(study.folder):
             self._write(record, notes)
         return not record.problems and len(record.runs) == len(self.states)
 
@@ -72,15 +71,15 @@ class Comparison:
         """Write tables, figures and TensorBoard's runs, and show the tables."""
         study, folder = self.study, self.study.results_folder
         self.results, self.differences = record.results, record.differences
-        record.results.to_csv(folder / "results.csv", index=False)
-        record.differences.to_csv(folder / "differences.csv", index=False)
+        write(folder / "results.csv", record.results.to_csv(index=False))
+        write(folder / "differences.csv", record.differences.to_csv(index=False))
         parts = list(tables(record))
         if study.origins:
             parts.append(("Settings, and where they come from", origin_rows(study, record.runs)))
         findings = finding_sentences(study, record.differences)
         text = markdown(str(study.name), parts, notes, findings)
-        write_text(folder / "table.md", text)
-        write_text(folder / "table.tex", latex(parts))
+        write(folder / "table.md", text)
+        write(folder / "table.tex", latex(parts))
         if not record.curves.empty:
             draw_curves(study, record.curves, folder / "figures")
             write_means(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedbc_lightning.core.files import make_folder, refuse_link, remove, replacing
 from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import slug
@@ -94,12 +94,15 @@ def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> No
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    refuse_link(folder)
+    make_folder(folder)
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     # Without a salt of our own and with the date, the same figure would differ in every run of a command.
     with mpl.rc_context({"svg.hashsalt": "fedbc"}):
         for file in files:
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+            with replacing(file) as partial:
+                undated = {"Date": None} if file.suffix == ".svg" else None
+                figure.savefig(partial, format=file.suffix[1:], dpi=150, metadata=undated)
     return files
 
 
@@ -136,7 +139,7 @@ def write_means(record: StudyRecord) -> None:
 
     study = record.study
     place = study.results_folder / FOLDER
-    shutil.rmtree(place, ignore_errors=True)  # a variant may be gone
+    remove(place)  # a variant may be gone
     for variant, method in itertools.product(study.variants, study.methods):
         if runs := record.runs_of(variant, method.name):
             means = pd.concat([run.metrics for run in runs]).groupby("round").mean(numeric_only=True)

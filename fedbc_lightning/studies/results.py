@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import read, write
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import Readings, reports
@@ -114,8 +114,8 @@ def check_pairs(runs: Iterable[Run]) -> list[str]:
     }
     problems = []
     for (variant, seed), records in pairs.items():
-        for what, read in shared.items():
-            known = {name: value for name, record in records.items() if (value := read(record))}
+        for what, part in shared.items():
+            known = {name: value for name, record in records.items() if (value := part(record))}
             # A method may send another way or stop early, so what is compared is what both have.
             length = min(map(len, known.values()), default=0)  # compare common rounds only: a run may have ended early
             if len({value[:length] for value in known.values()}) > 1:
@@ -231,7 +231,7 @@ def write_record(study: Study, command: str | None) -> None:
         command: Command line that runs the study; None if it was made in Python.
     """
     content = {"command": command, "part": study.part, "config": study.as_config()}
-    write_text(study.results_folder / RECORD, json.dumps(content, indent=1, default=str) + "\n")
+    write(study.results_folder / RECORD, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def read_record(folder: Path) -> StudyRecord:
@@ -242,7 +242,7 @@ def read_record(folder: Path) -> StudyRecord:
     """
     path = folder / RECORD
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read(path))
         given, part, command = (content[key] for key in ("config", "part", "command"))
         papers = {name: Paper(**paper | {"claims": [Claim(**claim) for claim in paper["claims"]]})
                   for name, paper in given["papers"].items()}  # fmt: skip

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import filelock
-
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
@@ -294,10 +292,6 @@ class Study:
     def folder(self) -> Path:
         """Folder of the study."""
         return Path(self.out) / str(self.name)
-
-    def locked(self) -> filelock.FileLock:
-        """Return a context in which no other process writes tables of the study; its runs have locks of their own."""
-        return filelock.FileLock(self.folder / ".lock")
 
     @property
     def results_folder(self) -> Path:

@@ -21,7 +21,7 @@ import yaml
 
 from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import read, write
 from fedbc_lightning.run.run_record import RunRecord
 
 # Largest length of a folder's name in bytes; most file systems allow 255.
@@ -183,7 +183,7 @@ def read_note(folder: Path) -> dict[str, Any]:
         ConfigurationError: It was changed so that it cannot be read.
     """
     try:
-        return json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        return json.loads(read(folder / NOTE))
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -251,5 +251,4 @@ def note_stop(run: Run) -> None:
 
 
 def _write(run: Run, **note: Any) -> None:
-    run.folder.mkdir(parents=True, exist_ok=True)
-    write_text(run.folder / NOTE, json.dumps({"run": run.identity(), **note}, indent=1))
+    write(run.folder / NOTE, json.dumps({"run": run.identity(), **note}, indent=1))

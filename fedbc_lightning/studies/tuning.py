@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import write
+from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.methods import Method, Range
 from fedbc_lightning.studies.statistics import evaluated
 from fedbc_lightning.studies.study import Study
@@ -69,8 +70,8 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
                 del asked[place]
     rows = [{"variant": variant, "algorithm": name, **row, "chosen": row.items() >= chosen[variant, name].items()}
             for (variant, name), found in tried.items() for row in found]  # fmt: skip
-    with study.locked():
-        write_text(study.results_folder / "tuning.csv", pd.DataFrame(rows).to_csv(index=False))
+    with locked(study.folder):
+        write(study.results_folder / "tuning.csv", pd.DataFrame(rows).to_csv(index=False))
     return chosen
 
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -29,7 +28,7 @@ import torch
 from rich.console import Console
 
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, notes_of, one_line, report
-from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.files import make_folder, open_file, read, refuse_link, remove, write
 from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
@@ -227,10 +226,10 @@ def do_if_free(run: Run, since: float) -> None:
     Raises:
         SystemExit: This process was told to stop.
     """
-    run.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(run.folder)
     with RunLock() as lock:
         # The lock first, then the note: another process may have ended the run since this one looked.
-        if not lock.try_take(run.folder):
+        if lock.owner_after_trying(run.folder) is not None:
             return
         state = State(run)
         state.look(since)
@@ -249,7 +248,7 @@ def _words(run: Run) -> list[str]:
     if run_folder.last_checkpoint(run.folder) is not None:
         return [*run.words(), "--ckpt_path", "last"]
     for broken in run_folder.run_folders(run.folder):  # stopped before its first checkpoint: it starts again
-        shutil.rmtree(broken)
+        remove(broken)
     return run.words()
 
 
@@ -264,7 +263,7 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
     from fedbc_lightning.cli.federated import FederatedCLI
     from fedbc_lightning.distributed.interrupts import StoppedError
 
-    with log_file.open("a", buffering=1, encoding="utf-8") as log, printing_to(log):
+    with open_file(log_file, "a", buffering=1) as log, printing_to(log):
         print(f"$ {PROG} {' '.join(words)}")
         try:
             FederatedCLI(args=words, parser_kwargs={"prog": PROG})
@@ -319,6 +318,7 @@ class Jobs:
     def __init__(self, study: Study, console: Console, since: float) -> None:
         self._study, self._console, self._since = study, console, since
         self._folder = study.folder.resolve() / FOLDER
+        refuse_link(self._folder)
         self._asked = json.dumps([study.part, study.as_config()], default=str)
         self._jobs: Sequence[Any] = []  # of submitit, which is an extra
         try:
@@ -353,7 +353,7 @@ class Jobs:
             except (OSError, FailedJobError) as error:
                 raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
             record = {"study": self._asked, "jobs": [job.job_id for job in self._jobs]}
-            write_text(self._folder / RECORD, json.dumps(record))
+            write(self._folder / RECORD, json.dumps(record))
         names = ", ".join(job.job_id for job in self._jobs)
         self._console.print(f"Jobs {verb}: {names}; they print to {self._folder}/", highlight=False, soft_wrap=True)
         return self
@@ -380,7 +380,7 @@ class Jobs:
         import submitit
 
         path = self._folder / RECORD
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        record = json.loads(read(path)) if path.is_file() else {}
         if record.get("study") != self._asked:  # these do other runs
             return []
         kind = submitit.SlurmJob if self._study.backend == "slurm" else submitit.LocalJob

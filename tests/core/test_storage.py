@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
@@ -11,6 +12,7 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.callbacks import RoundCheckpoint
+from fedbc_lightning.core import files
 from fedbc_lightning.core.files import told
 
 
@@ -26,7 +28,11 @@ class Breaks(Callback):
 
 
 def full(name):
-    return lambda run: (run / "checkpoints" / f"{name}.tmp").symlink_to("/dev/full")
+    def descriptor(path, flags, opened=files.descriptor):
+        is_full = path.name.startswith(f".{name}") and not flags & os.O_EXCL
+        return os.open("/dev/full", flags) if is_full else opened(path, flags)
+
+    return lambda run: mock.patch.object(files, "descriptor", descriptor).start()
 
 
 def fit(root, *callbacks, **options):
@@ -40,7 +46,6 @@ def fit(root, *callbacks, **options):
     [
         (full("last.ckpt"), r"-1' cannot be written \(No space left on device; .* are free on its disk\)"),
         (full("best.ckpt"), r"-1' cannot be written \(No space .*\)\. Go on by the same"),
-        (lambda run: (run / "checkpoints" / "last.ckpt.tmp").mkdir(), r"last\.ckpt\.tmp' cannot be written \(Is a dir"),
         (lambda run: (run / "metrics.csv").rename(run / "mine.csv"), r"metrics\.csv' cannot be written \(No such"),
         (shutil.rmtree, r"FedAvg-1\S*' cannot be written \(No such .* There is no checkpoint to go"),
     ],
@@ -50,8 +55,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, act, message, caplog):
         fit(tmp_path, Breaks(act), RoundCheckpoint("train/loss", "min"))
     assert "\n" not in str(caught.value)
     run = tmp_path / "default" / "FedAvg-1"
-    for path in run.glob("checkpoints/last.ckpt.tmp"):
-        path.rmdir()
+    mock.patch.stopall()
     for path in run.glob("mine.csv"):
         path.rename(run / "metrics.csv")
     trainer = fit(tmp_path, RoundCheckpoint("train/loss", "min"))

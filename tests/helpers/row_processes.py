@@ -1,6 +1,6 @@
-"""Run as a script: fits whose client rows lie in a file, in processes that die, share a node, or are two nodes.
+"""Run as a script: fits whose client rows lie in a file, in processes that share a node, or are two nodes.
 
-``python -m helpers.row_processes killed|ranks|nodes FOLDER``
+``python -m helpers.row_processes ranks|nodes FOLDER``
 """
 
 from __future__ import annotations
@@ -86,17 +86,6 @@ class Killer(Callback):
                 os.kill(self._pid or os.getpid(), self._number)
 
 
-def run_killed(folder: Path) -> None:
-    """The same run in one piece, and in processes of which four are killed."""
-    for moment, k in (("client", 5), ("before commit", 2), ("after commit", 1), ("client", 2)):
-        child = os.fork()
-        if not child:
-            fit(folder / "broken", ckpt_path="last", checkpoint_every_n_rounds=2, callbacks=[Killer(moment, k)])
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, moment
-    torch.save(state_of(fit(folder / "broken", ckpt_path="last", checkpoint_every_n_rounds=2)), folder / "broken.pt")
-
-
 def run_parallel(folder: Path, names: tuple[str, ...], **options: Any) -> None:
     """Algorithms on two processes, stopped and resumed on the way."""
     for name in names:
@@ -121,9 +110,7 @@ if __name__ == "__main__":
     client_rows.IN_MEMORY_BELOW = 0
     Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
     mode, target = sys.argv[1], Path(sys.argv[2])
-    if mode == "killed":
-        run_killed(target)
-    elif mode == "ranks":
+    if mode == "ranks":
         run_parallel(target, ("fedbc", "scaffold", "ditto"), devices=2)
     else:
         two_nodes = {"devices": 1, "num_nodes": 2, "strategy": "ddp"}

@@ -311,7 +311,7 @@ def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
     page = page_of("runs/tiny/FedBC-0", capfd, "--output", tmp_path / "here.html")
     assert page == tmp_path / "here.html"
     assert page.read_bytes() == page_of("runs/tiny", capfd).read_bytes()
-    assert "cannot write" in refused("runs/tiny", capfd, "--output", tmp_path / "no" / "here.html")
+    assert "cannot be written" in refused("runs/tiny", capfd, "--output", tmp_path / "no" / "here.html")
 
 
 def test_a_page_says_what_made_the_run(read):

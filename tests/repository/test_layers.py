@@ -61,3 +61,27 @@ def test_no_files_import_each_other_in_a_circle():
     imports = {module: set(imports_of(path, set(files))) - {module} for module, path in files.items()}
     assert sum(map(len, imports.values())) > len(files) > 200
     TopologicalSorter(imports).prepare()  # raises CycleError with the files of a circle
+
+
+WRITING = r"""(?x) \. (mkdir | rmdir | rmtree | unlink | touch | chmod | symlink_to | write_text | write_bytes | savefig
+| save_pretrained) \( | \b (save_file | SummaryWriter | TemporaryDirectory | os\.open | os\.replace | shutil\.\w+) \(
+| \b to_csv \( [^i)] | open \( [^)]* "[rb]* [wax+] """
+"""What opens, makes or removes a file or a folder."""
+
+BESIDE_THE_DOOR = {
+    "commands/main.py": 1,  # /dev/null
+    "report/page_figures.py": 1,  # into memory
+    "run/processes.py": 2,  # the result of a run's processes, outside of its folder
+    "run/trained_model.py": 2,  # a private file; peft's folder, which has no links
+    "studies/drawing.py": 2,  # private files; a folder that has just been made
+}
+"""Files of the package that may, how often, and why."""
+
+
+def test_files_are_written_through_one_door():
+    """``core/files.py`` alone, so that nowhere a link is followed, or half of a file is seen."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / PACKAGE).rglob("*.py")}
+    found = {str(path.relative_to(ROOT / PACKAGE)): re.findall(WRITING, text) for path, text in texts.items()}
+    assert found.pop("core/files.py")
+    found = {name: calls for name, calls in found.items() if len(calls) != BESIDE_THE_DOOR.get(name, 0)}
+    assert not found, "open, make and remove files by core/files.py"

@@ -1,28 +1,36 @@
 """One process writes to a run folder; what was started and never recorded is taken again."""
 
 import os
+import shutil
 import signal
 import socket
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
+from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import lock as run_lock
 from fedbc_lightning.run.lock import RunLock
 
+HOST = socket.gethostname()
+
 
 @contextmanager
-def other_process(folder):
-    """A process that has the lock, and a worker of its own that outlives it."""
+def other_process(folder, host=HOST):
+    """A process that has the lock, maybe on another machine, and a worker of its own that outlives it."""
     is_ready, ready = os.pipe()
     child = os.fork()
     if not child:
-        RunLock().take(folder)
+        with mock.patch("socket.gethostname", return_value=host):
+            lock = RunLock()
+            lock.take(folder)
         worker = os.fork()
         if worker:
             os.write(ready, str(worker).encode())
@@ -36,23 +44,60 @@ def other_process(folder):
         os.close(ready)
 
 
-@pytest.mark.parametrize("has_locks", [True, False])
-def test_a_folder_belongs_to_one_process_until_that_dies(tmp_path, has_locks, monkeypatch):
-    if not has_locks:  # as some network file systems
-
-        def refuse(descriptor, operation):
-            raise OSError(37, "No locks available")
-
-        monkeypatch.setattr(run_lock.fcntl, "lockf", refuse)
+def test_a_folder_belongs_to_one_process_until_that_dies(tmp_path):
     with other_process(tmp_path) as (pid, worker):
-        message = rf"'{tmp_path}' is being written by process {pid} on {socket.gethostname()} since"
-        with pytest.raises(ConfigurationError, match=message):
+        shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}_copy"))  # opens and closes the lock file
+        with pytest.raises(ConfigurationError, match=rf"'{tmp_path}' is being written by process {pid} on "):
             RunLock().take(tmp_path)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.kill(worker, 0)  # it lives
         with RunLock() as lock:
             lock.take(tmp_path)
+            shutil.copytree(tmp_path, tmp_path / "copy")
+            with RunLock() as other:
+                other.take(tmp_path / "copy")
+
+
+def test_what_another_machine_has_is_free_when_it_is_not_touched(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(run_lock, "SECONDS_BETWEEN_TOUCHES", 0.1)
+    monkeypatch.setattr(run_lock, "SECONDS_TO_LIVE", 1.0)
+    monkeypatch.setattr("time.time", lambda now=time.time: now() + 3600)  # the file system's clock alone counts
+    with other_process(tmp_path, "node7") as (pid, _):
+        assert RunLock().owner_after_trying(tmp_path) == f"process {pid} on node7"
+        with pytest.raises(ConfigurationError, match=f"is being written by process {pid} on node7"):
+            RunLock().take(tmp_path)  # having waited for a touch
+        os.kill(pid, signal.SIGSTOP)
+        with RunLock() as lock:
+            lock.take(tmp_path)
+            lock.check()
+        assert f"has the lock of process {pid} on node7; waiting" in caplog.text
+        os.kill(pid, signal.SIGKILL)
+
+
+class Sleeps(Callback):
+    """Its machine does not touch the lock file for so long that another one takes the run over."""
+
+    def on_round_end(self, trainer, pl_module):
+        if trainer.current_round == 2:
+            folder = Path(trainer.log_dir)
+            os.utime(folder / ".lock", (0, 0))
+            with RunLock() as other:
+                other.take(folder)
+                self.before = contents(folder)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_who_has_lost_a_run_writes_nothing_more(tmp_path):
+    sleeper = Sleeps()
+    message = r"FedAvg-1' was taken over by another process, as this run did not touch its \.lock for 300 s"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, [sleeper], checkpoint_every_n_rounds=1, logger=True)
+    assert contents(tmp_path) == sleeper.before
+    assert len(read_csv(tmp_path / "default" / "FedAvg-1" / "metrics.csv")) == 2
 
 
 def fit(root, callbacks=None, model=None, **options):
@@ -73,7 +118,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tm
     killed = tmp_path / "default" / "FedAvg-1"
     (killed / "metrics.csv").write_text("round,train/loss\n0,1.0\n")  # by a kill just before last.ckpt
     (killed / "checkpoints").mkdir()
-    (killed / "checkpoints" / "last.ckpt.tmp").touch()
+    (killed / "checkpoints" / ".last.ckpt.0123456789abcdef.tmp").touch()
     trainer = fit(tmp_path, logger=True)
     assert os.listdir(tmp_path / "default") == ["FedAvg-1"]
     assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 4

@@ -266,7 +266,7 @@ def test_the_reported_round(project, monkeypatch):
         ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
         ({"algorithms": {"FedAvg": {}}, "variants": {"a": {}, "b": {"algorithm.mu": 1}}}, "b / FedAvg: "),
         ({"overrides": ["trainer.max_rounds"]}, "overrides: got [trainer.max_rounds]; give e.g. {trainer.max_rounds"),
-        ({"out": "tiny.yaml"}, "out: 'tiny.yaml/study' cannot be made"),
+        ({"out": "tiny.yaml"}, "out: 'tiny.yaml' cannot be written"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(project, capfd, given, message):
@@ -316,14 +316,14 @@ def test_another_process_does_a_part(project, monkeypatch):
     locks = {run.method: RunLock() for run in (taken, failed)}
     for run in (taken, failed):
         run.folder.mkdir(parents=True)
-        assert locks[run.method].try_take(run.folder)
+        assert locks[run.method].owner_after_trying(run.folder) is None
 
     def other(*lines, **_):
         """What the other process does, as soon as a worker of this one has done its own run."""
         if is_finished(own) and locks:
             note_end(failed, error="out of memory over there")
             while locks:
-                locks.popitem()[1].__exit__()
+                locks.popitem()[1].close()
 
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
