@@ -73,8 +73,5 @@ def test_errors_of_other_files_pass(tmp_path):
         broken(*denied, str(tmp_path / "file"))
     with pytest.raises(OSError, match="elsewhere"):
         broken(*denied, str(tmp_path.parent / "elsewhere"))
-    table = str(tmp_path / "metrics.csv")  # the name that the user knows, where one file was to replace another
-    with pytest.raises(ConfigurationError, match=r"metrics\.csv' cannot be written"):
-        broken(errno.EISDIR, os.strerror(errno.EISDIR), f"{table}.tmp", None, table)
     with pytest.raises(ConnectionRefusedError):
         broken(errno.ECONNREFUSED, "a logger's server")
