@@ -61,11 +61,6 @@ class LaunchedStrategy(DDPStrategy):
     and join the process group before ``setup_environment``.
     """
 
-    @property
-    def started(self) -> Sequence[subprocess.Popen]:
-        """The processes that this one has started as commands."""
-        return getattr(self.launcher, "started", ())
-
     def meet(self) -> Store:
         """Return the store over which the processes find each other."""
         raise NotImplementedError

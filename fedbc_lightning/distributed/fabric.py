@@ -64,7 +64,7 @@ class ClientParallelStrategy(LaunchedStrategy):
         """Wait for the other processes, and return a store that all of them have found.
 
         Raises:
-            ConfigurationError: One has ended, or not all came in time.
+            ConfigurationError: Not all came in time, or one that this process has started has ended.
         """
         environment: Any = self.cluster_environment
         rank, in_all, port = environment.global_rank(), environment.world_size(), environment.main_port
@@ -81,39 +81,29 @@ class ClientParallelStrategy(LaunchedStrategy):
             print(f"{said} in all. On each machine start the same command with {place}", file=sys.stderr, flush=True)
         keys, until = [f"here/{k}" for k in range(in_all)], time.monotonic() + SECONDS_TO_MEET
         store = _open_store(host, port, is_local=is_local) if rank == 0 and not has_agent else None
-        missing = ["0"]
+        missing, ended, started = [0], list[int](), getattr(self.launcher, "started", ())
         # A loop of Python's, because no signal ends a wait of torch's, and torch does not tell who is missing.
-        while time.monotonic() < until:
-            if store is None and _is_open(host, port):
-                store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        while time.monotonic() < until and not ended:
+            if store is None:
+                with suppress(OSError):  # nobody listens yet, for which torch's store would print its stack
+                    socket.create_connection((host, port), 1.0).close()
+                    store = TCPStore(host, port, is_master=False, wait_for_workers=False)
             if store is not None:
                 attempt = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
                 with suppress(torch.distributed.DistError):  # process 0 has ended
                     attempt.set(keys[rank], "")
                     if attempt.check(keys):
                         return attempt
-                    missing = [str(k) for k in range(in_all) if not attempt.check([keys[k]])]
-            self._check_started()
+                    missing = [k for k in range(in_all) if not attempt.check([keys[k]])]
+            ended = [k for k, process in enumerate(started, start=1) if process.poll() is not None]
             time.sleep(0.05)
-        raise ConfigurationError(
-            f"trainer.devices: process {' and '.join(missing)} of {in_all} (counted from 0) did not come to "
-            f"{host}:{port} in {SECONDS_TO_MEET:g} s. Start all of them again."
-        )
-
-    def _check_started(self) -> None:
-        """End all processes that this one has started if one of them has ended.
-
-        Raises:
-            ConfigurationError: One has ended.
-        """
-        for number, process in enumerate(self.started, start=1):
-            if process.poll() is not None:
-                for other in self.started:
-                    other.terminate()
-                raise ConfigurationError(
-                    f"trainer.devices: process {number} of {self.num_processes} (counted from 0) ended with status "
-                    f"{process.returncode} before the run began."
-                )
+        why = f"did not come to {host}:{port} in {SECONDS_TO_MEET:g} s. Start all of them again."
+        if ended:
+            why = f"ended with status {started[ended[0] - 1].returncode} before the run began."
+        for process in started:
+            process.terminate()
+        who = f"process {' and '.join(map(str, ended or missing))} of {in_all} (counted from 0)"
+        raise ConfigurationError(f"trainer.devices: {who} {why}")
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait until all processes have reached this call."""
@@ -144,16 +134,9 @@ def _open_store(host: str, port: int, *, is_local: bool) -> Store:
         raise ConfigurationError(f"MASTER_PORT: cannot listen at {host}:{port}: {first_line(error)}.") from None
 
 
-def _is_open(host: str, port: int) -> bool:
-    """Return whether somebody listens there; torch's store would print its stack for each time that nobody does."""
-    try:
-        socket.create_connection((host, port), 1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def make_fabric(accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str) -> Fabric:
+def make_fabric(
+    accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str, max_restarts: int = 0
+) -> Fabric:
     """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:
@@ -165,6 +148,9 @@ def make_fabric(accelerator: str, strategy: str | Strategy, devices: Any, num_no
         fabric = make(strategy=strategy)
         if isinstance(fabric.strategy, DDPStrategy) and not isinstance(fabric.strategy, ClientParallelStrategy):
             method: Any = START_METHODS.get(str(strategy), start_method(fabric.strategy))
+            is_external = getattr(fabric.strategy.cluster_environment, "creates_processes_externally", True)
+            if max_restarts and strategy == "auto" and method == "popen" and not is_external:
+                method = "spawn"  # by a process that takes no part in the run, and can start it again
             fabric = make(strategy=ClientParallelStrategy(start_method=method))
     except Exception as error:
         raise ConfigurationError(f"trainer.accelerator / strategy / devices / precision: {error}") from error

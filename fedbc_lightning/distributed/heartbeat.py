@@ -45,7 +45,7 @@ SECONDS_TO_END = 20.0
 # Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports
 SECONDS_FOR_PARENT = 3.0
 
-WAS_LOST = "was killed, perhaps because memory ran out, or does not answer. All others were stopped."
+WAS_LOST = "was killed, perhaps because memory ran out, or does not answer"
 
 
 class LostProcessError(RuntimeError):
@@ -84,7 +84,7 @@ class Heartbeat:
         self._rank, self._world_size = fabric.global_rank, fabric.world_size
         strategy: Any = fabric.strategy
         self._has_parent = start_method(strategy) != "popen"
-        self._children = strategy.started
+        self._children = getattr(strategy.launcher, "started", ())
         # Seconds since each one's last beat, minus infinity if it has left in good order
         self._silence = dict.fromkeys([0] if self._rank else range(1, self._world_size), 0.0)
         self._failure: Failure | None = None
@@ -164,8 +164,8 @@ class Heartbeat:
             os._exit(1)
 
     def _describe(self, failure: Failure) -> str:
-        what = WAS_LOST if failure.is_lost else "failed, see its own message. All others were stopped."
-        return f"process {failure.rank} of {self._world_size} (counted from 0) {what}"
+        what = WAS_LOST if failure.is_lost else "failed, see its own message"
+        return f"process {failure.rank} of {self._world_size} (counted from 0) {what}. All others were stopped."
 
     def _is_spokesman(self, failure: Failure) -> bool:
         """Return whether this process reports the failure to the user: rank 0, or rank 1 if rank 0 was lost."""
@@ -203,9 +203,9 @@ class Heartbeat:
                 atexit.register(leave_process_group, int(SECONDS_TO_END))
             if failure.rank == self._rank:
                 raise
-            if self._has_parent:  # the parent reports the process that ends first
+            if self._has_parent and not failure.is_lost:  # the parent reports the process that ends first
                 time.sleep(SECONDS_FOR_PARENT)
-            elif self._is_spokesman(failure):
+            elif self._has_parent or self._is_spokesman(failure):
                 raise LostProcessError(f"{self._describe(failure)} {resume()}") from None
             raise SystemExit(1) from None
         finally:

@@ -180,7 +180,7 @@ def _find_own(request: Request, identity: Identity, experiment: Path) -> Path | 
     ]  # fmt: skip
     if same:
         if job is not None:
-            rank_zero_info(f"SLURM: this job was requeued, and goes on from '{same[-1] / run_folder.LAST}'.")
+            rank_zero_info(f"This job was started again, and goes on from '{same[-1] / run_folder.LAST}'.")
         return same[-1] / run_folder.LAST
     if job is not None:
         return None

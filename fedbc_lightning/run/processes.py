@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import rank_zero_only
@@ -22,13 +25,16 @@ from fedbc_lightning.core.files import quiet_event_writers
 from fedbc_lightning.core.main_guard import check_main_guard
 from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.distributed.heartbeat import WAS_LOST, Heartbeat, LostProcessError
-from fedbc_lightning.distributed.interrupts import passed_on
+from fedbc_lightning.distributed.interrupts import StoppedError, passed_on
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.run import slurm
-from fedbc_lightning.run.folder import LAST, how_to_resume, last_checkpoint
+from fedbc_lightning.run.folder import LAST, how_to_resume, run_folders
+from fedbc_lightning.run.identity import read
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Outcome, Request, Run
+from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.trainer_attributes import RunView
+from fedbc_lightning.state import checkpoint
 
 Perform = Callable[[Request, RunLock], tuple[Run, Any]]
 """Function that does in one process what is asked, and returns the run that it has set up, and the result."""
@@ -54,25 +60,30 @@ def run_in_processes(
         LostProcessError: A process was killed.
     """
     launch: Any = fabric.launch
-    check_main_guard("trainer.strategy", start_method(fabric.strategy))
-    if start_method(fabric.strategy) == "popen":  # this process takes part in the run
+    method, max_restarts = start_method(fabric.strategy), trainer.settings.max_restarts
+    check_main_guard("trainer.strategy", method)
+    if max_restarts and fabric.world_size > 1 and (method == "popen" or trainer.settings.num_nodes > 1):
+        raise ConfigurationError(
+            "trainer.max_restarts: only processes of one machine that strategy auto, ddp_spawn or ddp_fork starts can "
+            "be started again; torchrun has --max-restarts of its own, and SLURM --requeue: the run goes on by itself."
+        )
+    if method == "popen":  # this process takes part in the run
         return launch(_run_in_process, trainer, request, perform, None), None
     # The result comes back in a file, which can have any size. The launcher's own way back is a pipe that is read after
     # the processes have ended, and a process cannot end before its pipe is read: more than 64 KiB would never arrive.
     with tempfile.TemporaryDirectory(prefix="fedbc_lightning_") as folder:
-        file = Path(folder, "outcome.pkl")
-        try:
-            with passed_on():
-                launch(_run_in_process, trainer, request, perform, file)
-        except KeyboardInterrupt:
-            # This process has only started the others, and does not know the folder to which they wrote.
-            last = last_checkpoint(trainer.settings.experiment)
-            if last is not None and request.fn == TrainerFn.FITTING:
-                trainer.progress.log_dir = str(last.parent.parent)
-            raise
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            # This process has only started the others: the folder that it knows is that of a run before, if any.
-            raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request, log_dir=None)) from None
+        file, restarts = Path(folder, "outcome.pkl"), Restarts(trainer.settings, request, Path(folder).name)
+        while True:
+            try:
+                with passed_on(), mock.patch.dict(os.environ, {slurm.JOB: restarts.job}):
+                    launch(_run_in_process, trainer, restarts.request, perform, file)
+                break
+            except KeyboardInterrupt:
+                if restarts.last is not None:
+                    trainer.progress.log_dir = str(restarts.last.parent.parent)
+                raise
+            except (ProcessRaisedException, ProcessExitedException) as error:
+                restarts.take(_error_of(error, fabric.world_size, how_to_resume(restarts.last)))
         if not file.exists():  # rank 0 is on another machine
             return None, None
         with file.open("rb") as left:
@@ -81,13 +92,58 @@ def run_in_processes(
     return None, outcome
 
 
+class Restarts:
+    """Starts the processes of a run again that were lost; this process takes no part in the run.
+
+    Args:
+        settings: What the user chose.
+        request: What the user asks for.
+        job: Name of this launch, under which the processes write what they do.
+
+    Attributes:
+        request: What the processes are asked for next.
+    """
+
+    def __init__(self, settings: RunSettings, request: Request, job: str) -> None:
+        self.request, self.job = request, job
+        self._settings, self._number, self._round = settings, 0, -1
+
+    @property
+    def last(self) -> Path | None:
+        """The ``last.ckpt`` that the processes have written, if any."""
+        mine = [path for path in run_folders(self._settings.experiment) if (read(path) or ("", ""))[1] == self.job]
+        return next((path / LAST for path in reversed(mine) if (path / LAST).is_file()), None)
+
+    def take(self, error: BaseException) -> None:
+        """Ask for the rest of the run after an error.
+
+        Raises:
+            BaseException: The error, if no process was lost, too many were, or no round was finished since the start.
+        """
+        last, most = self.last, self._settings.max_restarts
+        self._number += 1
+        if not isinstance(error, LostProcessError) or self._number > most:
+            raise error from None
+        before, self._round = self._round, 0
+        if last is not None:
+            self._round = checkpoint.load(last)[checkpoint.KEY]["round"]
+            self.request = self.request._replace(ckpt_path=last)
+        if self._round <= before:
+            raise error from None
+        what = str(error).partition(". All others")[0]
+        print(f"{what}; starts again from round {self._round} ({self._number} of {most})", file=sys.stderr, flush=True)
+
+
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
     """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
     progress, alike = trainer.progress, deterministic_algorithms(trainer.settings.deterministic)
     vars(rank_zero_only)["rank"] = fabric.global_rank  # a strategy for one process leaves that of the run before
     heartbeat: AbstractContextManager[None] = nullcontext()
     if fabric.world_size > 1:
-        heartbeat = Heartbeat(fabric).held(lambda: _how_to_resume(trainer, request, progress.log_dir))
+        is_fit = request.fn == TrainerFn.FITTING  # only training can be resumed
+        heartbeat = Heartbeat(fabric).held(
+            lambda: how_to_resume(Path(progress.log_dir or "", LAST) if is_fit else None)
+        )
     requeued = slurm.requeued(progress, is_first=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         run, result = perform(request, lock)
@@ -101,23 +157,19 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     return None
 
 
-def _how_to_resume(trainer: RunView, request: Request, log_dir: str | None) -> str:
-    if request.fn != TrainerFn.FITTING:  # only training can be resumed
-        return how_to_resume(None)
-    return how_to_resume(last_checkpoint(trainer.settings.experiment) if log_dir is None else Path(log_dir, LAST))
-
-
-def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size: int, resume: str) -> Exception:
+def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size: int, resume: str) -> BaseException:
     """Return the error to raise for a failed process: its own one if that has a message for the user."""
     if isinstance(error, ProcessExitedException):
+        if error.exit_code > 128:  # told to end
+            return StoppedError(error.exit_code - 128)
         who = f"process {error.error_index} of {world_size} (counted from 0)"
-        return LostProcessError(f"{who} {WAS_LOST} {resume}")
-    module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
-    found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
+        return LostProcessError(f"{who} {WAS_LOST}. All others were stopped. {resume}")
+    modules = ConfigurationError.__module__, LostProcessError.__module__  # also subclasses for what an engine cannot do
+    found = re.search(rf"^({'|'.join(map(re.escape, modules))})\.\w+: (.*)", str(error), re.M | re.S)
     if found is None:
         return error
-    message, *notes = found[1].strip().splitlines()
-    again = ConfigurationError(message)
+    message, *notes = found[2].strip().splitlines()
+    again = (ConfigurationError if found[1] == modules[0] else LostProcessError)(message)
     for note in notes:
         add_note(again, note)
     return again

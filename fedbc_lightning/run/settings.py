@@ -83,6 +83,9 @@ class RunSettings:
             threads do not survive a fork.
         devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
         num_nodes: Number of machines.
+        max_restarts: Number of times that a run of several processes on this machine goes on from its last checkpoint
+            by itself after a process was killed or does not answer; ``strategy: auto`` is ``ddp_spawn`` then. It ends
+            earlier if no round was finished in between. See ``docs/howto/clusters.md``.
         precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. The server's
             state is at least float32.
         deterministic: Whether runs on GPUs must repeat bit for bit. True: an operation without a deterministic
@@ -144,6 +147,7 @@ class RunSettings:
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
     num_nodes: Annotated[Count, FREE] = 1
+    max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
     deterministic: bool | Literal["warn"] | None = None
     callbacks: Annotated[list[AnyCallback] | AnyCallback | None, FREE] = None

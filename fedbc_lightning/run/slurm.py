@@ -1,4 +1,4 @@
-"""Requeues SLURM jobs that are about to run out of time, and lets them resume from their checkpoint."""
+"""Jobs that are started again, by SLURM or torchrun; those of SLURM that run out of time ask for it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Progress
 
+JOB = "FEDBC_JOB"
+"""Environment variable with the name of a launch, for processes that this program has started."""
+
 
 def job_id() -> str | None:
-    """Return the job id that a job keeps when it is requeued; None outside of a SLURM batch job."""
+    """Return the id that a job of SLURM, torchrun or this program keeps when it is started again; None without one."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
     if not SLURMEnvironment.detect():
-        return None
+        # torchrun's own name for all runs without one; its agent stays when it starts their processes again
+        return f"none-{os.getppid()}" if run == "none" else run or os.environ.get(JOB)
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
 def was_requeued() -> bool:
-    """Return whether SLURM starts this job again: because it was asked to, was preempted, or lost a node."""
-    return job_id() is not None and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    """Return whether SLURM or torchrun starts this job again: it was asked to, was preempted, or lost a process."""
+    counts = [os.environ.get(f"{name}_RESTART_COUNT", "0") for name in ("SLURM", "TORCHELASTIC")]
+    return job_id() is not None and counts != ["0", "0"]
 
 
 @contextmanager

@@ -41,8 +41,9 @@ class RunView:
         self.settings, self.progress = settings, Progress()
         self.state = SimpleNamespace(fn=None, stage=None)
         self._fabric = make_fabric(
-            settings.accelerator, settings.strategy, settings.devices, settings.num_nodes, settings.precision
-        )
+            settings.accelerator, settings.strategy, settings.devices, settings.num_nodes, settings.precision,
+            settings.max_restarts,
+        )  # fmt: skip
         self._run: Run | None = None
         self._recorder: Recorder | None = None
         self._outcome: Outcome | None = None

@@ -119,7 +119,7 @@ def use(library: Path) -> None:
     distributed.get_backend = lambda: "nccl"
 
 
-def _make_fabric(accelerator: str, strategy: Any, devices: Any, num_nodes: int, precision: Any) -> Fabric:
+def _make_fabric(accelerator: str, strategy: Any, devices: Any, num_nodes: int, precision: Any, _: int = 0) -> Fabric:
     found = make_fabric("cpu", strategy, devices, num_nodes, precision)
     if isinstance(found.strategy, ClientParallelStrategy):
         pretended: Any = PretendedStrategy(start_method=found.strategy._start_method)

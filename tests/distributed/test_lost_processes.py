@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from helpers.boring import assert_equal_trees
 from helpers.command_line import TINY
 from helpers.programs import Forked, forked, free_port, run_ranks, wait_until
+from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.distributed import heartbeat
+from fedbc_lightning.run.processes import Restarts
+from fedbc_lightning.run.run import Request
+from fedbc_lightning.run.settings import RunSettings
 
 pytestmark = pytest.mark.distributed
 
@@ -104,7 +109,7 @@ def named(folder: Path, rank: int, *words: object, **given: Any) -> tuple[int, s
     return status, said
 
 
-def test_a_run_goes_on_after_each_process_was_killed(project):
+def test_who_was_killed_is_named_and_how_to_go_on(project):
     status, said = named(project, 1, after=3)
     assert status == 1
     assert "Traceback" not in said
@@ -112,26 +117,57 @@ def test_a_run_goes_on_after_each_process_was_killed(project):
     status, said = named(project, 0, "--ckpt_path", "last", after=6)
     assert status == -signal.SIGKILL
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.slow), "ddp_fork"])
+def test_a_run_is_started_again_by_itself(project, strategy):
+    words = command(project, "--trainer.strategy", strategy, "--trainer.max_restarts", 2)
+    with forked(words, project, STEP_SECONDS=0.03) as program:
+        for rank, after in ((0, 3), (1, 6), (0, 8)):
+            wait_until(lambda after=after: has_done(project, after), program)
+            pid = project / f"rank{rank}.pid"
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+            pid.unlink()
+            if after < 8:
+                wait_until(pid.exists, program)
+        status, said = ended(program)
+    assert status == 1
+    starts = re.findall(
+        r"process (\d) of 2 \S+ from 0\) was killed, [^;]*; starts again from round (\d+) (\S+ of 2\))", said
+    )
+    assert [(rank, number) for rank, _, number in starts] == [("0", "(1 of 2)"), ("1", "(2 of 2)")]
+    assert 0 < int(starts[0][1]) <= 3 < int(starts[1][1]) < 8
+    assert "process 0 of 2 (counted from 0) was killed, perhaps because memory ran out, or does not answer. All" in said
     run_ranks(command(project, "--ckpt_path", "last"), project)
     run_ranks(command(project), project)
     assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
 
 
-def test_a_killed_process_ends_those_that_torch_has_started(project):
-    assert named(project, 1, "--trainer.strategy", "ddp_fork", after=2)[0] == 1
+def test_a_run_without_progress_is_not_started_again(tmp_path):
+    request: Any = Request(TrainerFn.FITTING, None, None, None, None, None)
+    restarts = Restarts(RunSettings(max_restarts=5, default_root_dir=tmp_path), request, "job")
+    for error in (ValueError(), heartbeat.LostProcessError()):
+        with pytest.raises(type(error)):
+            [Restarts.take(restarts, error) for _ in range(2)]
 
 
-def test_torchrun_ends_all_and_the_run_says_how_to_go_on(project):
-    status, said = kill(project, 1, after=2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2"))
-    assert status == 1
-    assert "rank : 1 (local_rank: 1) exitcode : -9" in said
-    assert "SIGTERM: stopping after this step" in said
-    assert "interrupted; go on with: fedbc-cli fit" in said
+def test_a_process_of_the_run_cannot_start_it_again(project):
+    said = fit(project, "--trainer.strategy", "ddp", "--trainer.max_restarts", 1)[1]
+    assert "trainer.max_restarts: only processes of one machine that strategy auto, ddp_spawn or ddp_fork" in said
+
+
+def test_torchrun_starts_a_run_again(project):
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
+    status, said = kill(project, 1, after=2, launcher=torchrun)
+    assert status == 0, said
+    assert said.count("This job was started again, and goes on from 'runs/tiny/FedAvg-0/checkpoints/last.ckpt'") == 1
+    assert last(project)["fedbc_lightning"]["round"] == 12
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ddp_fork"])
 def test_a_mistake_on_one_rank_is_told_once(project, strategy):
-    status, said = fit(project, "--trainer.strategy", strategy, "--model.failing_rank", 1)
+    restarts = ["--trainer.max_restarts", 2 if strategy == "ddp_fork" else 0]
+    status, said = fit(project, "--trainer.strategy", strategy, "--model.failing_rank", 1, *restarts)
     assert status == 1
     assert said.count("ValueError: a mistake of the user's") == 1, said
     assert said.count("process 1 of 2 (counted from 0) failed") == (strategy == "auto"), said
@@ -162,21 +198,12 @@ def test_each_process_says_in_one_line_who_does_not_come(project, rank):
     assert said.endswith("in 0.5 s. Start all of them again.")
 
 
-def listening(pid: int) -> list[str]:
-    """Addresses at which a process listens, as Linux writes them; those of all interfaces are zeros."""
-    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-    lines = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-    found = [line.split() for line in chain(*lines)]
-    return [words[1] for words in found if words[3] == "0A" and Path(f"socket:[{words[9]}]") in links]
-
-
 def test_a_wait_for_a_stopped_process_answers_signals(project):
     with forked(command(project, "--trainer.max_rounds", 1000), project, STEP_SECONDS=0.01) as program:
         wait_until(lambda: has_done(project, 2), program)
         os.kill(int((project / "rank1.pid").read_text()), signal.SIGSTOP)
-        ports = listening(program.pid)
-        assert ports
-        assert all(place.startswith("0100007F:") for place in ports), ports  # 127.0.0.1
+        places = [found.laddr.ip for found in psutil.Process(program.pid).net_connections() if found.status == "LISTEN"]
+        assert set(places) == {"127.0.0.1"}
         time.sleep(2.5)
         program.send_signal(signal.SIGTERM)
         start = time.monotonic()
