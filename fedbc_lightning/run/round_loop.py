@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
@@ -42,6 +43,7 @@ class RoundLoop:
         self._run, self._recorder, self._progress = run, recorder, run.progress
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
+        self._frozen: dict[str, Tensor] = {}
         self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation)
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
@@ -73,6 +75,8 @@ class RoundLoop:
                 # checkpoint that close() writes is that of the last committed round.
                 failure = cause = self._interrupts.end(error)
                 self._federation.rollback()
+                # Such as a teacher whose first client was at work: what is still frozen has not travelled yet.
+                self._federation.layout.frozen.put_back(self._frozen)
                 progress.current_round = progress.finished_round
                 with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
                     self._federation.load_global()

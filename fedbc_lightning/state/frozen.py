@@ -113,9 +113,10 @@ class FrozenParameters:
         return {mark.name: mark.parameter.detach().clone() for mark in marks}
 
     def put_back(self, copies: Mapping[str, Tensor]) -> None:
-        """Restore the values that :meth:`copies` returned."""
-        for name, copied in copies.items():
-            self._module.get_parameter(name).data.copy_(copied)
+        """Restore the values that :meth:`copies` returned, but for parameters that became buffers meanwhile."""
+        watched = {mark.name for mark in self.marks}
+        for name in watched.intersection(copies):
+            self._module.get_parameter(name).data.copy_(copies[name])
         self.mark()
 
     @contextmanager

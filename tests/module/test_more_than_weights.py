@@ -291,6 +291,20 @@ def test_a_teacher_that_begins_late_travels_from_then_on(tmp_path, buffers, kind
         assert_equal_trees(teachers(tmp_path / "halves", **late, name="a"), found)
 
 
+@pytest.mark.parametrize("begins_at", [1, 2])
+def test_a_run_that_stops_in_the_round_in_which_a_teacher_begins_goes_on(tmp_path, begins_at):
+    """Its first client has written into the teacher, which is still a frozen parameter then."""
+
+    def stop(module, batch, batch_idx):
+        if module.trainer.current_round == begins_at and batch_idx == 2:
+            raise RuntimeError("stop here")
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        teachers(tmp_path / "parts", begins_at=begins_at, hooks={"on_train_batch_start": stop}, name="a")
+    found = teachers(tmp_path / "parts", begins_at=begins_at, name="a")
+    assert_equal_trees(found, teachers(tmp_path / "whole", begins_at=begins_at))
+
+
 def test_a_teacher_that_begins_late_is_refused_if_rows_lie_in_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
     with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False .* lie in clients.bin"):
