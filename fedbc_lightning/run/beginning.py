@@ -147,7 +147,7 @@ def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
     """Warn of what the run and its checkpoint differ in, or refuse it if the user is strict."""
     unknown: dict[str, Any] = {"partition": "", "samples": {}, "code": {}, "versions": {}}
     saved = Identity(settings=ours["settings"], **ours.get("identity", unknown))
-    found = replace(run.identity, settings=run.settings_used).differences(saved)
+    found = replace(run.identity, settings=run.compared).differences(saved)
     if found and is_strict:
         raise ConfigurationError(f"ckpt_path: '{run.path}' is refused, as strict asks for it: {'; '.join(found)}.")
     for line in found:

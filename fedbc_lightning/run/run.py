@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
@@ -61,11 +62,19 @@ class Run:
         """Show the parts of the federation that belong to the user."""
         self.user, self.datamodule = self.federation.user, self.federation.datamodule
         self.hooks, self.shim = self.user.hooks, self.user.shim
+        groups = enumerate(self.federation.bench.optimizer.configured.groups)
+        made = {f"configure_optimizers.{k}.{name}": v for k, group in groups for name, v in group.items()}
+        self._made = plain_values(made)
 
     @property
     def settings_used(self) -> dict[str, Any]:
         """The hyper-parameters by dotted names, with the engine that ``auto`` has chosen, which a resumed run keeps."""
         return self.identity.settings | {"trainer.engine": self.federation.engine_kind}
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What a resumed run compares: the hyper-parameters, and the options of the optimizer that the module made."""
+        return self.settings_used | self._made
 
     def has_split(self, split: str) -> bool:
         """Return whether there is data of the split, of any client or shared by all."""

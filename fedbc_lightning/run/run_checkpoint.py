@@ -37,7 +37,7 @@ def run_checkpoint(run: Run, states: dict[str, Any], num_rows: dict[str, int], *
                 for name, v in logged_only(run.progress.callback_metrics).items()
                 if not name.startswith("time/")
             },
-            "settings": run.settings_used,
+            "settings": run.compared,
             "identity": run.identity.content(),
             "rows": num_rows,
             "federation": state_of(run.federation, is_last=is_last) | states[checkpoint.KEY],

@@ -29,8 +29,9 @@ def activation(inputs):
     return inputs.tanh()
 
 class Net(LightningModule):
-    def __init__(self):
+    def __init__(self, rate=0.1):
         super().__init__()
+        self._rate = rate
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4))
 
     def training_step(self, batch, batch_idx):
@@ -38,7 +39,7 @@ class Net(LightningModule):
         return SCALE * torch.nn.functional.cross_entropy(activation(self.layers(batch[0])), batch[1])
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
+        return torch.optim.SGD(self.parameters(), self._rate)
 
 def fit(root, rounds, **options):
     torch.manual_seed(0)
@@ -60,6 +61,7 @@ CHANGES = {
     "loss": ("functional.cross_entropy", "functional.multi_margin_loss", "code: the class Net"),
     "constant": ("SCALE = 1.0", "SCALE = 2.0", "code: the class Net"),
     "optimizer": ("optim.SGD", "optim.Adagrad", "code: the class Net"),
+    "an argument that nothing keeps": ("Net()", "Net(0.2)", r"configure_optimizers\.0\.lr was 0\.1 "),
     "comment": ("# the loss", "# a loss", None),
 }
 
@@ -89,7 +91,7 @@ def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog
         return
     with pytest.raises(ConfigurationError, match=f"is refused, as strict asks for it: {expected}"):
         changed.fit(tmp_path, 1, ckpt_path=begun.checkpoint, strict=True)
-    with pytest.warns(UserWarning, match=f"{expected}.*changed after the checkpoint was written; the run goes on"):
+    with pytest.warns(UserWarning, match=f"{expected}.*the run goes on as it is now"):
         changed.fit(tmp_path, 2, ckpt_path=shutil.copy(begun.checkpoint, tmp_path))
 
 
