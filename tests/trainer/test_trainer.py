@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, Timer
 from torch.nn import functional
@@ -208,9 +208,17 @@ def test_a_parameter_without_gradient_is_left_alone_as_under_torch(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.5)
 
+        def on_client_start(self, client):
+            self.net[0].weight.data.zero_()
+
+    class PerTensor(Model):
+        def optimizer_zero_grad(self, *args):  # no client begins again: there are no flat slices
+            super().optimizer_zero_grad(*args)
+
     trainer, model = fit(tmp_path, model=make_model(Model))
     assert model.unused.tolist() == [1, 1, 1]
     assert not trainer.federation.bench.optimizer.is_flat
+    assert_equal_trees(model.state_dict(), fit(tmp_path, model=make_model(PerTensor))[1].state_dict())
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
