@@ -70,7 +70,6 @@ def test_what_another_machine_has_is_free_when_it_is_not_touched(tmp_path, monke
         os.kill(pid, signal.SIGSTOP)
         with RunLock() as lock:
             lock.take(tmp_path)
-            lock.check()
         assert f"has the lock of process {pid} on node7; waiting" in caplog.text
         os.kill(pid, signal.SIGKILL)
 
@@ -93,11 +92,9 @@ def contents(folder):
 
 def test_who_has_lost_a_run_writes_nothing_more(tmp_path):
     sleeper = Sleeps()
-    message = r"FedAvg-1' was taken over by another process, as this run did not touch its \.lock for 300 s"
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=r"FedAvg-1' was taken over by .* touch its \.lock for 300 s; it ends"):
         fit(tmp_path, [sleeper], checkpoint_every_n_rounds=1, logger=True)
     assert contents(tmp_path) == sleeper.before
-    assert len(read_csv(tmp_path / "default" / "FedAvg-1" / "metrics.csv")) == 2
 
 
 def fit(root, callbacks=None, model=None, **options):
