@@ -19,6 +19,7 @@ from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
+from fedbc_lightning.state.layout import is_same
 
 # A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data
 Task = tuple[str, int]
@@ -95,6 +96,7 @@ class SingleModels:
         self, fabric: Fabric, find_engine: Callable[[], BaseEngine], datamodule: FederatedDataModule, seed: int
     ) -> None:
         self.fabric, self._find_engine, self.datamodule, self._seed = fabric, find_engine, datamodule, seed
+        self._writes_buffers = False
 
     @property
     def engine(self) -> BaseEngine:
@@ -174,14 +176,36 @@ class SingleModels:
                 elif loaded != "global":
                     self.engine.bench.load(models.z, models.counters, kept=models.kept)
                 loaded = which
-                user = self.engine.bench.user
+                user, layout = self.engine.bench.user, self.engine.layout
                 user.best_metrics.key = f"{what.split} {which} {client}"
                 who = "data of all clients" if client < 0 else f"client {client}"
                 user.place = place_in_run(f"{who}, {what.stage}", what.round)
+                # Compared for the first model alone; from then on, every client finds the buffers of z.
+                before = (
+                    None
+                    if results or self._writes_buffers
+                    else [None if p.tensor is None else p.tensor.clone() for p in layout.places]
+                )
                 results[which, client] = user.evaluate(loader, what.stage)
+                if before is not None:
+                    self._find_written(before)
+                loaded = None if self._writes_buffers else which
         # Only now are the values read from the device, all at once, so that it need not wait between clients.
         numbers = iter(read(value for values in results.values() for value in values.values()))
         return {task: {name: next(numbers) for name in values} for task, values in results.items()}
+
+    def _find_written(self, before: Sequence[Tensor | None]) -> None:
+        """Note whether an evaluation has written into buffers, and say once that this is put back."""
+        bench = self.engine.bench
+        pairs = zip(bench.layout.places, before, strict=True)
+        written = [place.full_name for place, then in pairs if not is_same(place.tensor, then)]
+        if written:
+            self._writes_buffers = True
+            bench.say(
+                f"model: evaluation writes into buffer '{written[0]}': each client's evaluation begins with what the "
+                "evaluated model has there, and nothing is kept, so that no number depends on who was evaluated "
+                "before. What is to be kept, write in training_step or in on_round_end (said once)."
+            )
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.state import Weights, WrittenParametersError
@@ -117,20 +119,65 @@ def _check_frozen(federation: Federation, hook: str, name: str) -> None:
     federation.bench.say(f"{what}, which is exchanged all the same, as it may thaw. If it never does, {elsewhere}.")
 
 
-@contextmanager
-def not_kept_from_evaluation_hooks(federation: Federation, *hooks: str) -> Iterator[None]:
-    """Say once in a run if hooks inside this context write into the module: it is neither evaluated nor kept."""
-    listening = ", ".join(filter(federation.user.hooks.listens, hooks))
-    text = (
-        f"model: {listening} wrote into weights or buffers: that is neither evaluated nor kept, because an evaluation "
-        "measures the models that server and clients have. To change the global model, write into it in "
-        "on_round_end (said once)."
-    )
-    # Copies and a comparison of all weights, for which a GPU waits, are made until there is nothing left to say.
-    before = federation.layout.weights() if listening and text not in federation.bench.said else None
-    yield
-    if before is not None and federation.layout.weights().differ_from(before):
-        federation.bench.say(text)
+class AroundEvaluation:
+    """Lets what hooks around an evaluation write into the module be the global model that is evaluated.
+
+    The module holds what they wrote whenever they run, so that a callback that puts other weights in for an evaluation
+    finds them there to take them out again; between them and afterwards it holds z.
+
+    Args:
+        federation: The federation.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._written: Weights | None = None
+        self._frozen: dict[str, Tensor] = {}
+
+    @contextmanager
+    def calling(self, *hooks: str) -> Iterator[None]:
+        """Note what these hooks, which are called in this context, write into the module."""
+        federation, layout, frozen = self._federation, self._federation.layout, self._federation.layout.frozen
+        # Copies and a comparison of all weights, for which a GPU waits, are made only if some hook could write.
+        if not any(map(federation.user.hooks.listens, hooks)):
+            yield
+            return
+        z, kept, was_written = layout.weights(), frozen.copies(), bool(frozen.written())  # by hooks of rounds
+        if self._written is not None:
+            values = self._written
+            federation.bench.load(torch.cat(values[:2]), values.counters, kept=values.kept)
+            if not was_written:
+                frozen.put_back(self._frozen)
+        yield
+        after, now, self._written = layout.weights(), frozen.copies(), None
+        is_same_frozen = all(is_same(now[name], kept[name]) for name in now)
+        if any(gather_objects(federation.fabric, not is_same_frozen or after.differ_from(z))):
+            self._written, self._frozen = Weights(*_of_process_0(federation.fabric, after)), now
+            federation.load_global()
+        if not was_written:
+            frozen.put_back(kept)
+
+    @contextmanager
+    def models(self) -> Iterator[Models]:
+        """Give the models to evaluate: the global one has what the hooks wrote, the clients' own are as they are."""
+        models, written = self._federation.models(), self._written
+        if written is None:
+            yield models
+            return
+        was, now = (torch.cat(values[:2]) for values in (self._federation.layout.weights(), written))
+        with self._federation.layout.frozen.kept():
+            self._federation.layout.frozen.put_back(self._frozen)
+            # Elements that were not written keep the value of the method's global model, which is z by default.
+            yield replace(models, z=torch.where(now == was, models.z, now), counters=written.counters)
+
+    def end(self) -> None:
+        """Say once if the hooks left anything else than z."""
+        if self._written is not None:
+            self._federation.bench.say(
+                "model: hooks around an evaluation wrote into weights or buffers: that is evaluated as the global "
+                "model, but not kept. To change the global model, write into it in on_round_end (said once)."
+            )
+        self._written = None
 
 
 @contextmanager

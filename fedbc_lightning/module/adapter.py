@@ -244,8 +244,7 @@ class UserModule:
 
     def keep_modes(self) -> None:
         """Let every client begin with the modes that the module's parts have now."""
-        self._children = list(self.module.named_modules())
-        self.evaluating = frozenset(name for name, child in self._children if not child.training)
+        self.evaluating = frozenset(name for name, child in self.module.named_modules() if not child.training)
 
     @contextmanager
     def taking_modes(self) -> Iterator[None]:
@@ -256,7 +255,7 @@ class UserModule:
 
     def train_mode(self) -> None:
         """Restore training mode as the user left it: parts that were in evaluation mode stay in it."""
-        for name, child in self._children:
+        for name, child in self.module.named_modules():  # training may have replaced some
             if child.training == (name in self.evaluating):  # nn.Module.__setattr__ is slow
                 child.training = not child.training
 

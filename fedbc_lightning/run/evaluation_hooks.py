@@ -14,7 +14,6 @@ from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.metric_names import is_of_clients, measured
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.evaluation.summary import Evaluation
-from fedbc_lightning.federation.hook_writes import not_kept_from_evaluation_hooks
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
 from fedbc_lightning.run.run import Run
@@ -35,16 +34,16 @@ def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Liter
         name: Kind of the hooks, ``"validation"`` or ``"test"``.
     """
     hooks, evaluating = run.hooks, partial(run.evaluator.evaluating, name)
-    not_kept = partial(not_kept_from_evaluation_hooks, run.federation)
+    calling = run.around_evaluation.calling
     # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
     run.federation.bench.optimizer.forget()
     start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")
-    with evaluating(), not_kept(*start_hooks):
+    with evaluating(), calling(*start_hooks):
         hooks.call_module(f"on_{name}_model_eval")
         hooks.call(f"on_{name}_start")
         hooks.call_callbacks(f"on_{name}_epoch_start")
     evaluation = run.evaluate(list(splits), round)
-    with evaluating(), not_kept(f"on_{name}_epoch_end"):
+    with evaluating(), calling(f"on_{name}_epoch_end"):
         collector = run.user.start_collecting()
         hooks.call_callbacks(f"on_{name}_epoch_end")
         evaluation.metrics |= collector.logged()
@@ -66,7 +65,9 @@ def evaluate_once(run: Run) -> dict[str, float]:
     progress.evaluation = evaluate_with_hooks(run, [split], progress.current_round, "test" if is_test else "validation")
     progress.callback_metrics = {}
     progress.publish(progress.evaluation.metrics)
-    run.hooks.call(f"on_{name}_end")
+    with run.around_evaluation.calling(f"on_{name}_end"):
+        run.hooks.call(f"on_{name}_end")
+    run.around_evaluation.end()
     run.hooks.call_module(f"on_{name}_model_train")
     return progress.evaluation.metrics
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from functools import partial
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -14,12 +13,7 @@ from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import Interrupts, check
 from fedbc_lightning.evaluation.summary import Evaluation
-from fedbc_lightning.federation.hook_writes import (
-    beginning_again,
-    kept_from_round_hooks,
-    kept_from_start_hooks,
-    not_kept_from_evaluation_hooks,
-)
+from fedbc_lightning.federation.hook_writes import beginning_again, kept_from_round_hooks, kept_from_start_hooks
 from fedbc_lightning.federation.isolation import SharedAttributes, check_isolation
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
@@ -44,7 +38,7 @@ class RoundLoop:
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
         self._frozen: dict[str, Tensor] = {}
-        self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation)
+        self._around_evaluation = run.around_evaluation
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
         progress = run.progress
@@ -161,11 +155,11 @@ class RoundLoop:
         started = time.perf_counter()
         splits = [split for split in ("test", "val") if self._run.has_split(split)]
         if round:
-            with self._not_kept_from("on_validation_model_zero_grad"):
+            with self._around_evaluation.calling("on_validation_model_zero_grad"):
                 self._hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self._run, splits, round, "validation")
-        told = self._not_kept_from("on_validation_end")
-        with self._run.evaluator.evaluating("validation"), told:
+        calling = self._around_evaluation.calling("on_validation_end")
+        with self._run.evaluator.evaluating("validation"), calling:
             self._hooks.call_module("on_validation_end")
         self._hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
@@ -192,8 +186,9 @@ class RoundLoop:
                 self._federation.server.commit()
             metrics |= collector.logged()
             progress.publish(metrics)
-            with self._not_kept_from("on_validation_end"):
+            with self._around_evaluation.calling("on_validation_end"):
                 self._call_validation_end(metrics, bool(evaluation.metrics))
+            self._around_evaluation.end()
         finally:
             records = self._federation.server.records if round else []
             self._recorder.record(round, metrics, records, evaluation)

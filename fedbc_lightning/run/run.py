@@ -20,6 +20,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.hook_writes import AroundEvaluation
 from fedbc_lightning.run.identity import Identity
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.settings import RunSettings
@@ -45,6 +46,7 @@ class Run:
         datamodule: The data of the clients.
         hooks: The hooks of callbacks and of the user's module.
         shim: What the user's module sees as ``self.trainer``.
+        around_evaluation: What hooks around an evaluation write into the module.
     """
 
     fn: TrainerFn
@@ -65,6 +67,7 @@ class Run:
         groups = enumerate(self.federation.bench.optimizer.configured.groups)
         made = {f"configure_optimizers.{k}.{name}": v for k, group in groups for name, v in group.items()}
         self._made = plain_values(made)
+        self.around_evaluation = AroundEvaluation(self.federation)
 
     @property
     def settings_used(self) -> dict[str, Any]:
@@ -84,7 +87,8 @@ class Run:
         """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
         if self.evaluator.finetune_steps:
             self.federation.start_local_steps(round)
-        evaluation = self.evaluator.run(splits, self.federation.models(), round)
+        with self.around_evaluation.models() as models:
+            evaluation = self.evaluator.run(splits, models, round)
         self.federation.load_global()
         return evaluation
 

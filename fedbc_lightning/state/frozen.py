@@ -23,16 +23,14 @@ class Mark(NamedTuple):
 
     Attributes:
         name: Full name of the parameter.
-        owner: The module that holds it.
-        key: Name of the parameter in `owner`.
-        parameter: The parameter object; ``module.weight = nn.Parameter(...)`` replaces it.
+        root: The user's module, in which training may replace the parameter or the module that holds it.
+        parameter: The parameter object.
         version: Torch's count of in-place writes, which misses those through ``.data``.
         address: Address of the storage; ``parameter.data = ...`` changes it.
     """
 
     name: str
-    owner: nn.Module
-    key: str
+    root: nn.Module
     parameter: nn.Parameter
     version: int
     address: int
@@ -40,8 +38,19 @@ class Mark(NamedTuple):
     @property
     def has_changed(self) -> bool:
         """Whether the object, its version or its storage has changed since the mark was made."""
-        now, was = getattr(self.owner, self.key, None), self.parameter
-        return now is not was or writes_into(was) != self.version or was.data_ptr() != self.address
+        was = self.parameter
+        return self._now is not was or writes_into(was) != self.version or was.data_ptr() != self.address
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what has its name now cannot stand for it: it is trained, or has another shape or dtype."""
+        was, now = self.parameter, self._now
+        return now is not was and (now is None or now.requires_grad or now.shape != was.shape or now.dtype != was.dtype)
+
+    @property
+    def _now(self) -> Tensor | None:
+        prefix, _, key = self.name.rpartition(".")
+        return getattr(self.root.get_submodule(prefix), key, None)
 
 
 class FrozenParameters:
@@ -129,10 +138,8 @@ class FrozenParameters:
             self.put_back(copies)
 
     def _mark(self, name: str) -> Mark:
-        prefix, _, key = name.rpartition(".")
-        owner = self._module.get_submodule(prefix)
-        parameter = owner.get_parameter(key)
-        return Mark(name, owner, key, parameter, writes_into(parameter), parameter.data_ptr())
+        parameter = self._module.get_parameter(name)
+        return Mark(name, self._module, parameter, writes_into(parameter), parameter.data_ptr())
 
     def _copied_marks(self) -> list[Mark]:
         return [

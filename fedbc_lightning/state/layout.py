@@ -74,17 +74,26 @@ class Weights(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Says where a buffer lies in its module, and which form it has at the start: None if it is None."""
+    """Says where a buffer lies, and which form it has at the start: None if it is None."""
 
     full_name: str
-    module: nn.Module
-    name: str
+    root: nn.Module
     shape: torch.Size | None
     dtype: torch.dtype | None
 
     @property
+    def module(self) -> nn.Module:
+        """The module that holds it, looked up each time, because training may replace it (a new copy as teacher)."""
+        return self.root.get_submodule(self.full_name.rpartition(".")[0])
+
+    @property
+    def name(self) -> str:
+        """Its name in that module."""
+        return self.full_name.rpartition(".")[2]
+
+    @property
     def tensor(self) -> Tensor:
-        """The present tensor, looked up each time, because modules may replace theirs."""
+        """The present tensor."""
         return getattr(self.module, self.name)
 
     @property
@@ -205,8 +214,7 @@ class ParameterLayout:
         self._addresses: list[int] = []  # of the parameters' storages, while they are views of the row
 
     def _list_buffers(self) -> None:
-        owners = ((name, *name.rpartition(".")[::2]) for name in self.written)
-        written = [_place(name, self._module.get_submodule(prefix), key) for name, prefix, key in owners]
+        written = [_place(self._module, name) for name in self.written]
         self.places = [*_persistent_buffers(self._module), *written]
         fixed = [place for place in self.places if place.full_name not in self.changing]
         self._buffers, self._empty = [p for p in fixed if p.shape is not None], [p for p in fixed if p.shape is None]
@@ -291,6 +299,7 @@ class ParameterLayout:
             )
         written = self.frozen.written(through_data=is_round_over)
         if written:
+            self.check_replaced()
             raise WrittenParametersError(written)
 
     def check_thawed(self, where: str) -> None:
@@ -318,20 +327,20 @@ class ParameterLayout:
                 )
 
     def check_replaced(self, *, at_start: bool = False) -> None:
-        """Raise if a trained parameter, or ``at_start`` any, is another object than in the layout, or a buffer is new.
+        """Raise if another parameter has the place of one, or a persistent buffer or, ``at_start``, a parameter is new.
+
+        A frozen parameter may be replaced by another frozen one, as teachers are that are copied anew.
 
         Raises:
-            ConfigurationError: A parameter is another object now, or it or a persistent buffer is new; the message
-                names it.
+            ConfigurationError: The message names it.
         """
         now = dict(self._module.named_parameters())
-        lost = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if now.get(e.name) is not p]
-        if at_start:
-            frozen = (mark.parameter for mark in self.frozen.marks)
-            known = {*self.parameters, *frozen, *(place.tensor for place in self._buffers)}
-            lost += [name for name, parameter in now.items() if parameter not in known]
-        places = {place.full_name for place in self.places}
-        lost += [place.full_name for place in _persistent_buffers(self._module) if place.full_name not in places]
+        trained = {entry.name: p for p, entry in zip(self.parameters, self.entries, strict=True)}
+        buffers = (place.full_name for place in _persistent_buffers(self._module))
+        known = {*trained, *(mark.name for mark in self.frozen.marks), *(place.full_name for place in self.places)}
+        lost = [name for name, parameter in trained.items() if now.get(name) is not parameter]
+        lost += [mark.name for mark in self.frozen.marks if mark.is_lost]
+        lost += [name for name in (*(now if at_start else ()), *buffers) if name not in known]
         if lost:
             raise ConfigurationError(
                 f"model: '{lost[0]}' was replaced by another one, or added during training; nothing would train, send "
@@ -559,12 +568,12 @@ def _persistent_buffers(module: nn.Module) -> Iterator[Place]:
             continue
         for name in buffers_of(child):
             if is_persistent(child, name):
-                yield _place(f"{prefix}.{name}".lstrip("."), child, name)
+                yield _place(module, f"{prefix}.{name}".lstrip("."))
 
 
-def _place(full_name: str, module: nn.Module, name: str) -> Place:
-    tensor = getattr(module, name)
-    return Place(full_name, module, name, getattr(tensor, "shape", None), getattr(tensor, "dtype", None))
+def _place(root: nn.Module, full_name: str) -> Place:
+    tensor = Place(full_name, root, None, None).tensor
+    return Place(full_name, root, getattr(tensor, "shape", None), getattr(tensor, "dtype", None))
 
 
 def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

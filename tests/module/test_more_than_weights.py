@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.model_cases import plain_trainer
 from helpers.modules_with_more import (
     CASES,
     Bank,
@@ -21,8 +23,9 @@ from helpers.modules_with_more import (
 )
 from helpers.programs import TESTS, run_ranks
 from lightning.pytorch import Callback
+from torch.utils.data import DataLoader
 
-from fedbc_lightning import Codecs, FedAvg
+from fedbc_lightning import Codecs, FedAvg, SitesDataModule
 from fedbc_lightning.algorithms import FedBC, FedLiLS
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import ServerCallback
@@ -108,7 +111,7 @@ def add_buffer(module, *args):
 
 
 def replace_frozen(module):
-    module.frozen = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    module.frozen = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
 
 
 def mask(module):
@@ -210,8 +213,16 @@ def test_a_teacher_network_travels_as_buffers_do(tmp_path, options, caplog):
     assert torch.equal(found["z teacher.weight"], initial) == (options.get("buffers") == "global")
 
 
+def moved(teacher, name, target):
+    """Return a copy of the teacher, one of whose parameters has moved."""
+    teacher = copy.deepcopy(teacher)
+    getattr(teacher, name).lerp_(target, 0.1)
+    return teacher
+
+
 # How the teacher is written, in place of lerp_
 FOLLOWING = (
+    lambda self, name, mine, target: setattr(self, "teacher", moved(self.teacher, name, target)),
     lambda self, name, mine, target: setattr(mine, "data", torch.lerp(mine.data, target.data, 0.1)),
     lambda self, name, mine, target: mine.data.lerp_(target, 0.1),
     lambda self, name, mine, target: setattr(
@@ -367,33 +378,73 @@ def test_the_best_value_is_of_each_model_and_client_over_the_evaluations(tmp_pat
     assert_equal_trees(evaluations(trainer), found)
 
 
-class SwapsWeights(Callback):
-    """Puts other weights in for the evaluation, as callbacks do that keep a mean of the weights."""
+class Swapped(BoringModel):
+    """Has BatchNorm's buffers and a frozen layer; what is swapped into all of them is evaluated."""
 
-    def on_validation_start(self, trainer, pl_module):
-        self.kept = {name: value.clone() for name, value in pl_module.state_dict().items()}
-        if trainer.current_round:
-            pl_module.load_state_dict({name: value * 2 for name, value in self.kept.items()})
+    def __init__(self):
+        super().__init__()
+        self.frozen = torch.nn.Linear(10, 10).requires_grad_(False)
 
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.kept)
+    def forward(self, inputs):
+        return self.net(inputs + self.frozen(inputs))
 
-
-class ZeroesAfterwards(Callback):
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.net[0].weight.data.zero_()
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
-def test_writes_of_hooks_around_an_evaluation_are_not_kept_and_one_line_says_so(tmp_path, caplog):
-    found = []
-    for callbacks in ([], [SwapsWeights()], [ZeroesAfterwards()]):
-        caplog.clear()
+@pytest.mark.parametrize("part", ["", "_epoch"])
+@pytest.mark.parametrize("owner", [Callback, Swapped])
+@pytest.mark.parametrize("is_put_back", [True, False])
+def test_weights_put_in_for_an_evaluation_are_evaluated_as_under_lightning(tmp_path, caplog, part, owner, is_put_back):
+    data, found = BoringData(), []
+    loaders = [DataLoader(data.client_train_dataset(0), 4), DataLoader(data.client_test_dataset(0), 4)]
+    sites = SitesDataModule(loaders[:1], val=loaders[1:])
+    for trainer in (
+        plain_trainer(tmp_path, max_epochs=1, num_sanity_val_steps=0),
+        make_trainer(tmp_path, max_rounds=1, clients_per_round=1.0),
+    ):
+        other = {name: value * 0.5 for name, value in make_model(Swapped).state_dict().items()}
+
+        def swap(hooked, *args, other=other):
+            module = args[-1] if args else hooked
+            now = copy.deepcopy(module.state_dict())
+            module.load_state_dict(other)
+            if is_put_back:
+                other.update(now)
+
+        names = [f"on_validation{part}_start", f"on_validation{part}_end"][: 1 + is_put_back]
+        hooked = type("Hooked", (owner,), dict.fromkeys(names, swap))
+        model = make_model(Swapped if owner is Callback else hooked)
+        trainer.callbacks += [hooked()] if owner is Callback else []
         with caplog.at_level("INFO"):
-            trainer = make_trainer(tmp_path / str(len(found)), callbacks=callbacks)
-            trainer.fit(make_model(), BoringData(), FedAvg())
-        found.append([trainer.callback_metrics["loss/global"], trainer.federation.server.z])
-        assert_equal_trees(found[-1], found[0])
-        assert caplog.text.count("wrote into weights or buffers: that is neither evaluated nor kept") == len(callbacks)
+            trainer.fit(model, *(loaders if not found else (sites, FedAvg())))
+        loss = trainer.callback_metrics["loss/val_global" if found else "val_loss"]
+        found.append([loss, model.state_dict(), other] if is_put_back else [loss])
+    assert_equal_trees(*found)
+    lines = caplog.text.count("evaluated as the global model, but not kept"), caplog.text.count("writes into buffer")
+    assert sum(lines) == (not is_put_back)
+
+
+class CountsInEvaluation(BoringModel):
+    """Writes into a buffer in evaluation, as the queues of bolts' MoCo are filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def test_step(self, batch, batch_idx):
+        self.log("seen", self.seen)
+        self.seen = self.seen + 1
+
+
+def test_what_evaluation_writes_into_buffers_reaches_no_other_client_and_is_told_once(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        trainer, model = make_trainer(tmp_path), make_model(CountsInEvaluation)
+        trainer.fit(model, BoringData(500), FedAvg())
+    assert caplog.text.count("evaluation writes into buffer 'seen'") == 1
+    rows = read_csv(f"{trainer.log_dir}/evaluation.csv")
+    assert not [row for row in rows if float(row["seen/global"]) or float(row["seen/local"])]
+    assert not model.seen
 
 
 class WithHooks(BoringModel):
