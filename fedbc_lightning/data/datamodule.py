@@ -19,7 +19,8 @@ from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join,
 from fedbc_lightning.data.inner_modules import OuterDataModule, check_dataset
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches, stack
 from fedbc_lightning.data.own_batches import OwnBatches, OwnLoader
-from fedbc_lightning.data.splits import find_heldout, train_test_split
+from fedbc_lightning.data.splits import find_heldout, split_partition
+from fedbc_lightning.partition import Partition
 from fedbc_lightning.partition.dealing import count_labels
 
 # Most bytes of clients' data sets that are kept between rounds; beyond that, the oldest are made again when needed.
@@ -479,7 +480,9 @@ class FederatedDataModule(OuterDataModule):
         """Split a client's data set into two; the second is None where the fraction is less than a sample."""
         # A generator for each client, because the data of clients are made on demand, in any order
         rng = seeding.numpy_generator(self.split_seed, purpose, client=client)
-        first, second = train_test_split(labels_of(dataset), fraction, num_samples=num_items(dataset), rng=rng)
+        everything = Partition.from_parts([np.arange(num_items(dataset))])
+        parts = split_partition(everything, labels_of(dataset), fraction, "shuffled", rng)
+        first, second = (part.indices for part in parts)
         return take(dataset, first), take(dataset, second) if len(second) else None
 
     def _train_loader(

@@ -116,38 +116,23 @@ class ArrayDataset(Dataset):
             raise IndexError(f"index {index} of {len(self)} samples")
         return tuple(tensor[0] for tensor in self.batch(torch.tensor([index % len(self)])))
 
-    def batch(
-        self, indices: Tensor, generator: Generator | None = None, device: torch.device | None = None
-    ) -> list[Tensor]:
-        """Gather one batch.
-
-        Args:
-            indices: Positions in this data set, int64 ``(B,)``.
-            generator: Generator of the augmentation, for training; without it the inputs are not augmented.
-            device: Device of the batch; None is where the tensors lie.
-
-        Returns:
-            The rows ``(B, ...)`` of each tensor.
-        """
-        return self.gather(self.rows(indices), self.pool.on(device), generator, device)
+    def batch(self, indices: Tensor) -> list[Tensor]:
+        """Gather the batch of positions ``(B,)`` in this data set, not augmented, where the tensors lie."""
+        return self.gather(self.rows(indices), self.pool.tensors)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the rows of the shared tensors that belong to positions ``(B,)`` of this data set."""
         return positions if self.indices is None else self.indices.index_select(0, positions)
 
-    def gather(
-        self, rows: Tensor, tensors: Sequence[Tensor], generator: Generator | None, device: torch.device | None
-    ) -> list[Tensor]:
-        """Gather and finish a batch, given its rows in the shared tensors.
+    def gather(self, rows: Tensor, tensors: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
+        """Gather and finish a batch that is not augmented, given its rows in the shared tensors.
 
         Args:
             rows: Rows of the shared tensors, int64 ``(B,)``.
             tensors: The shared tensors, or their copies on the device.
-            generator: Generator of the augmentation, for training; without it the inputs are not augmented.
             device: Device of the batch; None is where the tensors lie.
         """
-        batch = [tensor.index_select(0, rows) for tensor in tensors]
-        return self.finish(batch, generator, device)
+        return self.finish([tensor.index_select(0, rows) for tensor in tensors], None, device)
 
     def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
         """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
@@ -188,9 +173,7 @@ def augment_of(dataset: Dataset) -> Augment | None:
 def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
     """Return the samples at ``indices (n,)`` as a data set, in memory if :func:`as_arrays` can, else a ``Subset``."""
     arrays = as_arrays(dataset)
-    if arrays is not None:
-        return arrays.subset(indices)
-    return Subset(dataset, indices.tolist())
+    return Subset(dataset, indices.tolist()) if arrays is None else arrays.subset(indices)
 
 
 def as_arrays(dataset: Dataset) -> ArrayDataset | None:

@@ -72,7 +72,7 @@ class IndexedDataModule(FederatedDataModule):
         test_fraction: Fraction of each client's samples that are its test data, in (0, 1). With None all samples train,
             except those that the data themselves declare test data.
         split_order: How test samples are chosen: ``"shuffled"`` (stratified) or ``"ordered"`` (as in FedBC's public
-            code), see :func:`~fedbc_lightning.data.splits.train_test_split`.
+            code), see :func:`~fedbc_lightning.data.splits.split_partition`.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Attributes:

@@ -148,6 +148,7 @@ class ClientLoader:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
         is_plain = device is None and self.gathers_plainly
+        is_augmented = dataset.augment is not None and self.sampler.seed is not None
         rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
         if self.drop_last:
             rows = rows[: len(self) * self.batch_size]
@@ -162,12 +163,9 @@ class ClientLoader:
                 yield from filter(None, (batches[:num_full], batches[num_full:]))
                 continue
             for batch in batches:
-                yield [dataset.finish(batch, self._augment_generator(dataset, step), device)]
+                generator = self.sampler.generator("augment", step) if is_augmented else None
+                yield [dataset.finish(batch, generator, device)]
                 step += 1
-
-    def _augment_generator(self, dataset: ArrayDataset, step: int) -> torch.Generator | None:
-        is_augmented = dataset.augment is not None and self.sampler.seed is not None
-        return self.sampler.generator("augment", step) if is_augmented else None
 
     def _dataloader(self, dataset: Dataset) -> DataLoader:
         loader = DataLoader(

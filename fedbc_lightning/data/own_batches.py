@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from inspect import isfunction
 from typing import Any
@@ -15,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedbc_lightning.core import seeding
+from fedbc_lightning.core.described import GENERATORS
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import BatchFetcher, combination_mode, sizes_in
@@ -24,6 +27,8 @@ from fedbc_lightning.data.loading import ClientLoader, EpochSampler, check_worke
 NUMBERS: dict[str, Callable[[Sequence[int]], int]] = {
     "min_size": min, "max_size_cycle": max, "max_size": max, "sequential": sum,
 }  # fmt: skip
+# Time after which a stream is not counted further: an endless one would be read for ever
+COUNT_SECONDS = 120.0
 _cache = WarningCache()
 
 
@@ -61,6 +66,8 @@ class OwnBatches(Dataset):
                     f"{where}: {type(loader).__name__} {'can be read once, so it ' * is_read_once}is no loader of "
                     "batches; give a DataLoader, or several in a list or dict"
                 )
+        # As in Lightning, where a loader with fewer batches than its len() says ends earlier
+        combined.limits = [float("inf") if (n := sized_len(each)) is None else n for each in combined.flattened]
         self.parts, self._given = [combined], [(where, num_samples)]
 
     @classmethod
@@ -89,7 +96,7 @@ class OwnBatches(Dataset):
     @cached_property
     def shares(self) -> list[float]:
         """Share of the samples in each batch of an epoch, by one pass; they sum to 1."""
-        sizes = [_size_of(batch) for batch in OwnLoader(self)]
+        sizes = _counted(self.parts[0], self._given[0][0])
         return [size / sum(sizes) for size in sizes]
 
     @cached_property
@@ -119,19 +126,14 @@ class OwnBatches(Dataset):
             )
 
     def _length(self, loader: Any, where: str, given: int | None) -> tuple[int, int]:
-        samples = _num_samples(loader)
-        batches = sized_len(loader)
+        samples, batches = _num_samples(loader), sized_len(loader)
         samples = given if samples is None else samples
         batch_size = getattr(loader, "batch_size", None)
         if batches is None and samples is not None and batch_size:
             batches = num_batches(samples, batch_size, loader.drop_last)
         if samples is None or batches is None:
             _cache.info(f"{where} is read once to count its samples; where it is a stream, give data.sizes.")
-            with seeding.preserved_globals(torch.device("cpu")):
-                _prepare(loader, 0, None)
-                once = CombinedLoader([loader], "sequential")
-                sizes = [_size_of(batch) for batch, _, _ in once]
-                once.reset()  # or workers that persist would go on with the state of their generators
+            sizes = _counted(CombinedLoader([loader], "sequential"), where)
             samples, batches = sum(sizes), len(sizes)
         if not batches:
             raise ConfigurationError(f"{where}: a loader has no batch")
@@ -174,8 +176,6 @@ class OwnLoader(ClientLoader):
             for number, loader in enumerate(combined.flattened):
                 seed = None if sampler.seed is None else sampler.generator("loader", number).initial_seed()
                 _prepare(loader, self.first_epoch + sampler.epoch, seed)
-            # As in Lightning, where a loader with fewer batches than its len() says ends earlier
-            combined.limits = [float("inf") if (n := sized_len(each)) is None else n for each in combined.flattened]
             fetcher = BatchFetcher()
             fetcher.setup(combined)
             try:
@@ -191,15 +191,41 @@ class OwnLoader(ClientLoader):
 def _prepare(loader: Any, epoch: int, seed: int | None) -> None:
     """Tell a loader's parts the epoch, and seed the generators that they hold."""
     check_workers(loader)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = [loader, getattr(loader, "dataset", None), getattr(loader, "sampler", None), batch_sampler]
-    parts.append(getattr(batch_sampler, "sampler", None))
+    parts = [loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
+    parts.append(getattr(parts[-1], "sampler", None))
     for part in {id(part): part for part in parts}.values():
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(epoch)
-        generator = getattr(part, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed or 0)
+        for name, value in getattr(part, "__dict__", {}).items():
+            if name == "generator" and isinstance(value, torch.Generator):
+                value.manual_seed(seed or 0)
+            elif isinstance(value, GENERATORS):
+                _cache.warn(
+                    f"data: {type(part).__name__}.{name} goes on from pass to pass and is in no checkpoint, so resumed "
+                    "runs and several processes read other samples; make it in __iter__, or give a torch.Generator the "
+                    "name 'generator': each pass seeds it"
+                )
+
+
+def _counted(combined: CombinedLoader, where: str) -> list[int]:
+    """Return the number of samples in each batch of an epoch."""
+    containers = {id(each): each for each in combined.flattened if isinstance(each, Collection)}
+    try:  # a stream may keep state from pass to pass, so that to read it here would change what training reads
+        copied = copy.deepcopy(combined, containers)
+    except Exception as error:
+        raise ConfigurationError(f"{where} cannot be copied to count it; give data.sizes and a batch_size") from error
+    sizes, end = list[int](), time.monotonic() + COUNT_SECONDS
+    with seeding.preserved_globals(torch.device("cpu")):
+        for loader in copied.flattened:
+            _prepare(loader, 0, None)
+        for batch, _, _ in copied:
+            sizes.append(next((size for size in sizes_in(batch) if size is not None), int(batch is not None)))
+            if time.monotonic() > end:
+                raise ConfigurationError(
+                    f"{where}: {sum(sizes)} samples were counted in {COUNT_SECONDS:.0f} s, and more follow; give "
+                    "data.sizes, by which clients weigh, and trainer.local_steps where the stream is endless"
+                )
+    return sizes
 
 
 def _num_samples(loader: Any) -> int | None:
@@ -208,7 +234,3 @@ def _num_samples(loader: Any) -> int | None:
         return None
     data: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
     return sized_len(data)
-
-
-def _size_of(batch: Any) -> int:
-    return next((size for size in sizes_in(batch) if size is not None), 0 if batch is None else 1)

@@ -15,53 +15,16 @@ from fedbc_lightning.partition import Partition
 SplitOrder = Literal["shuffled", "ordered"]
 
 
-def train_test_split(
-    labels: np.ndarray | None,
-    test_fraction: float = 0.2,
-    order: SplitOrder = "shuffled",
-    *,
-    num_samples: int | None = None,
-    rng: np.random.Generator | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split one client's samples into training and test data.
-
-    With ``shuffled`` the split is stratified: ``round(test_fraction * n_c)`` random samples of each class c are test
-    data; the sample of a class with only one is training data. With ``ordered`` the first
-    ``floor((1 - test_fraction) * n)`` samples are training data and the rest test data, as in FedBC's public code; with
-    :class:`~fedbc_lightning.partition.PowerLaw` the test data are then mostly of the client's last class. Either way a
-    client with two samples or more has at least one in each part, and a single sample is training data.
-
-    Args:
-        labels: Class of each sample ``(n,)`` in the client's order; with None the split is not stratified.
-        test_fraction: Fraction of the samples that are test data, in (0, 1).
-        order: How to choose the test data, ``"shuffled"`` or ``"ordered"``.
-        num_samples: Number of samples n, needed if ``labels`` is None.
-        rng: Generator of the choice under ``shuffled``; by default one seeded with 0.
-
-    Returns:
-        Positions of the training and of the test samples, int64, each ascending; together ``0..n-1``.
-
-    Raises:
-        ConfigurationError: ``test_fraction`` or ``order`` is impossible.
-
-    Example:
-        >>> train, test = train_test_split(np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1]))
-        >>> len(train), len(test)
-        (8, 2)
-    """
-    total = (num_samples or 0) if labels is None else len(labels)
-    everything = Partition.from_parts([np.arange(total)])
-    rng = np.random.default_rng(0) if rng is None else rng
-    train, test = split_partition(everything, labels, test_fraction, order, rng)
-    return train.indices, test.indices
-
-
 def split_partition(
     partition: Partition, labels: np.ndarray | None, fraction: float, order: SplitOrder, rng: np.random.Generator
 ) -> tuple[Partition, Partition]:
-    """Split every client's samples into two parts, by the rules of :func:`train_test_split`.
+    """Split every client's samples into two parts, such as training and test data, in O(M log M) time.
 
-    This takes O(M log M) time, whatever the number of clients.
+    With ``shuffled`` the split is stratified: ``round(fraction * n_c)`` random samples of each class c go to the second
+    part; the sample of a class with only one stays in the first. With ``ordered`` the first
+    ``floor((1 - fraction) * n)`` samples are the first part and the rest the second, as in FedBC's public code; with
+    :class:`~fedbc_lightning.partition.PowerLaw` the second part is then mostly of the client's last class. Either way a
+    client with two samples or more has at least one in each part, and a single sample is in the first.
 
     Args:
         partition: Assignment of samples to clients.

@@ -147,14 +147,12 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     requeued = slurm.requeued(progress, is_first=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         run, result = perform(request, lock)
-    if file is None:
-        return result
-    if fabric.is_global_zero:
+    if file is not None and fabric.is_global_zero:
         federation, progress = run.federation, replace(run.progress, loggers=[])  # loggers cannot be pickled
         outcome = Outcome(federation.server, federation.clients, progress, result)
         with file.open("wb") as left:
             pickle.dump((module_state_of(federation), outcome), left)
-    return None
+    return result if file is None else None
 
 
 def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size: int, resume: str) -> BaseException:

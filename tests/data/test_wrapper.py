@@ -293,7 +293,6 @@ def test_loaders_that_cannot_be_federated(make, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((Stream(), IID(2)), "got Stream"),
         ((SIXTEEN, IID(2), "shared"), "'shared'"),
         ((SIXTEEN, IID(2), "half"), "'half'"),
         ((SIXTEEN, IID(2), "split", True), "pool"),

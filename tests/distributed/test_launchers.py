@@ -10,30 +10,24 @@ from helpers.programs import TESTS, run_python
 
 pytestmark = pytest.mark.distributed
 
-PROGRAM = """\
+PROGRAM = f"""\
 import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {str(TESTS)!r})
 
 import torch
 from helpers.launched import summary, train
 
 if __name__ == "__main__":
+"""
+ONE = """\
     torch.set_num_threads(2)
     torch.ones(2**20).sin()  # on two threads, of which a fork has one
     print("the end:", json.dumps(summary(*train(Path(), devices=2, strategy={strategy!r}))))
 """
-MIXED = """\
-import sys
-from pathlib import Path
-
-sys.path.insert(0, {tests!r})
-
-from helpers.launched import summary, train
-
-if __name__ == "__main__":
+THREE = """\
     one, two, three = (summary(*train(Path(), logger=True, devices=n)) for n in (1, 2, 1))
     assert one == two == three
     print("the end", flush=True)
@@ -43,7 +37,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
 def test_a_megabyte_comes_back_from_processes_that_were_started(tmp_path, strategy):
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM.format(tests=str(TESTS), strategy=strategy))
+    script.write_text(PROGRAM + ONE.format(strategy=strategy))
     done = run_python([script], tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("the end:")]
@@ -52,6 +46,6 @@ def test_a_megabyte_comes_back_from_processes_that_were_started(tmp_path, strate
 
 def test_runs_of_one_process_may_stand_before_and_after_one_of_two_in_a_script(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text(MIXED.format(tests=str(TESTS)))
+    script.write_text(PROGRAM + THREE)
     done = run_python([script], tmp_path)  # the second process runs the whole script
     assert (done.returncode, done.stdout.count("the end")) == (0, 2), done.stderr

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.data.splits import split_partition, train_test_split
+from fedbc_lightning.data.splits import split_partition
 from fedbc_lightning.partition import Dirichlet, Partition
 
 CIFAR10 = np.arange(60_000) % 10
+
+
+def one(size):
+    """A single client."""
+    return Partition.from_parts([np.arange(size)])
 
 
 def possible_draws(counts, fraction):
@@ -55,7 +60,9 @@ def test_split_is_seeded_and_leaves_every_sample_a_chance():
     assert first.hash() == again.hash() != other.hash()
     times = np.zeros(40)
     for seed in range(500):
-        times[train_test_split(np.arange(40) % 4, 0.25, rng=np.random.default_rng(seed))[1]] += 1
+        times[
+            split_partition(one(40), np.arange(40) % 4, 0.25, "shuffled", np.random.default_rng(seed))[1].indices
+        ] += 1
     assert times / 500 == pytest.approx(0.25 + 0.05, abs=0.08)  # round(2.5) = 3 of each 10
 
 
@@ -69,14 +76,8 @@ def test_clients_of_few_samples_test_all_classes_alike():
         assert np.bincount(labels[train.indices]) / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
-def test_split_without_labels_and_in_order():
-    assert [len(part) for part in train_test_split(None, 0.2, num_samples=10)] == [8, 2]
-    train, test = train_test_split(np.repeat([0, 1], 5), 0.2, "ordered")
-    assert (train.tolist(), test.tolist()) == (list(range(8)), [8, 9])
-
-
 def test_impossible_splits_are_refused_by_name():
     with pytest.raises(ConfigurationError, match=r"test_fraction=1\.0"):
-        train_test_split(np.zeros(5), 1.0)
+        split_partition(one(5), None, 1.0, "shuffled", np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"'random'.*shuffled"):
-        train_test_split(np.zeros(5), 0.5, "random")
+        split_partition(one(5), None, 0.5, "random", np.random.default_rng(0))

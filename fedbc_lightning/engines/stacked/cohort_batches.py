@@ -144,7 +144,7 @@ def _gathered(
         sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
         positions = upload(torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)), order.device)
         chosen = order.index_select(0, positions.reshape(-1))
-        columns = datasets[0].gather(chosen, tensors, None, device)
+        columns = datasets[0].gather(chosen, tensors, device)
         columns = [column.view(len(steps), width, batch_size, *column.shape[1:]) for column in columns]
         everybody = np.arange(active)
         all_full = (sizes[:, :active] == batch_size).all(axis=1).tolist()
@@ -177,7 +177,7 @@ def gathered_whole(loaders: ClientLoaders | None) -> list[Tensor]:
         columns = datasets[0].finish(tensors, None, device)
     else:
         rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
-        columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, None, device)
+        columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, device)
     return [column.view(*shape, *column.shape[1:]) for column in columns]
 
 
