@@ -8,6 +8,7 @@ through submitit (https://github.com/facebookincubator/submitit), is a command t
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import filelock
 import torch
 from rich.console import Console
 
@@ -286,15 +288,24 @@ class Share:
     Attributes:
         study: The study.
         since: Seconds since the epoch when the jobs were submitted; what failed from then on is not tried again.
+        lock: Lock that the command holds as long as its jobs are to live; None: they outlive the command.
     """
 
     study: Study
     since: float
+    lock: Path | None
 
     def __call__(self) -> None:
         """Do runs as long as there are some."""
-        with Workers(self.study, self.since) as workers:
+        if self.lock is not None:
+            threading.Thread(target=self._end_with_command, args=(self.lock,), daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt), Workers(self.study, self.since) as workers:
             StudyRuns(self.study, Console(), self.since).do(workers.advance)
+
+    @staticmethod
+    def _end_with_command(lock: Path) -> None:
+        filelock.FileLock(lock).acquire(poll_interval=SECONDS_BETWEEN_LOOKS)
+        _thread.interrupt_main()
 
     def checkpoint(self) -> Any:
         """Return what submitit requeues when the job is preempted or its time is up; runs go on from ``last.ckpt``."""
@@ -320,6 +331,7 @@ class Jobs:
         self._folder = study.folder.resolve() / FOLDER
         refuse_link(self._folder)
         self._asked = json.dumps([study.part, study.as_config()], default=str)
+        self._lock = filelock.FileLock(self._folder / f"{os.getpid()}.lock")
         self._jobs: Sequence[Any] = []  # of submitit, which is an extra
         try:
             import submitit
@@ -346,12 +358,17 @@ class Jobs:
         self._jobs = self._alive()
         verb = "at work" if self._jobs else "submitted"
         if not self._jobs:
-            share = Share(self._study, self._since)
+            is_local = self._study.backend == "local"
+            share = Share(self._study, self._since, Path(self._lock.acquire().lock.lock_file) if is_local else None)
+            # Ctrl-C in a terminal would reach jobs of this machine, too, and submitit's process in front of each.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 with self._executor.batch():
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
             except (OSError, FailedJobError) as error:
                 raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             record = {"study": self._asked, "jobs": [job.job_id for job in self._jobs]}
             write(self._folder / RECORD, json.dumps(record))
         names = ", ".join(job.job_id for job in self._jobs)
@@ -361,7 +378,11 @@ class Jobs:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End processes of this machine and jobs without anything left to do; after Ctrl-C jobs of a cluster go on."""
         # Jobs of a cluster outlive this command on purpose: users close their laptops. The same command attaches again.
-        if self._study.backend == "local" or kind is None:
+        if self._study.backend == "local":
+            self._lock.release()
+            for job in self._jobs:
+                job.wait()
+        elif kind is None:
             for job in self._jobs:
                 if not job.done():
                     job.cancel(check=False)

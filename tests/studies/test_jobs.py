@@ -1,6 +1,8 @@
 """Jobs of submitit do a study: real ones, as processes of this machine, of which one is killed."""
 
 import json
+import os
+import signal
 
 import pandas as pd
 import psutil
@@ -41,6 +43,20 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
     pd.testing.assert_frame_equal(*[found.drop(columns="seconds") for found in results])
     tables = [(project / "studies" / name / "table.md").read_text() for name in ("study", "whole")]
     assert tables[0].replace("# study", "# whole") == tables[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_jobs_of_this_machine_end_with_the_command(project, number):
+    (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | {"overrides": {"trainer.max_rounds": 100_000}}))
+    with forked(["-m", "fedbc_lightning", "compare", "--config", "study.yaml"], project) as program:
+        wait_until(lambda: list(project.glob("studies/study/runs/**/last.ckpt")), program)
+        started = psutil.Process(program.pid).children(recursive=True)
+        os.killpg(program.pid, number) if number == signal.SIGINT else program.kill()
+        done = program.finish()  # when the last of them has ended
+    assert done.returncode == (130 if number == signal.SIGINT else -number)
+    assert "Traceback" not in done.stderr
+    assert not any(process.is_running() for process in psutil.wait_procs(started, timeout=30)[1])
 
 
 @pytest.mark.parametrize(
