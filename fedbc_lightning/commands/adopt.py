@@ -49,6 +49,12 @@ EPOCHS = 1000
 LOCAL_STEPS = 10
 """Steps between two rounds where a config counts steps and no epochs."""
 
+IMPLIED = {
+    "limit_val_batches": 1.0, "limit_test_batches": 1.0, "limit_predict_batches": 1.0, "val_check_interval": 1.0,
+    "num_sanity_val_steps": 2, "log_every_n_steps": 50,
+}  # fmt: skip
+"""What lightning.Trainer takes where None, the default, is given."""
+
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 """Lightning's short forms of precision."""
 
@@ -194,7 +200,7 @@ class Adoption:
         for name, value in given.items():
             if name not in LIGHTNING_ARGUMENTS:
                 self._note(f"trainer.{name}: {_said(value)}", "Left out: it is no argument of lightning.Trainer.")
-            elif value is None or (not isinstance(value, dict) and value == parameters[name].default):
+            elif value is None or repr(value) in map(repr, (parameters[name].default, IMPLIED.get(name))):
                 self._defaults.append(name)
             elif LIGHTNING_ARGUMENTS[name].use is not None or not _is_possible(name, value):
                 self._leave_out(name, value)

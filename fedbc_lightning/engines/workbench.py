@@ -317,8 +317,9 @@ class Workbench:
         """
         if not self.layout.is_attached(self.row):
             raise ConfigurationError(
-                "model: its parameters were replaced during training (by .to(), .half() or "
-                "load_state_dict(assign=True) inside a hook or step?); change them in place."
+                f"model: '{self.layout.detached()}' was given another tensor during training (by .data = ..., .to() or "
+                "load_state_dict(assign=True)); write into it (.data.copy_), and let a target network that only "
+                "follows another one have requires_grad=False from __init__ on."
             )
         num_parameters = self.layout.num_parameters
         has_more = len(model) > num_parameters

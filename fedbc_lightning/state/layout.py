@@ -376,6 +376,11 @@ class ParameterLayout:
             self._addresses = [start + e.offset * size if e.offset < e.end else 0 for e in self.entries]
         return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
+    def detached(self) -> str:
+        """Return the name of the first parameter that was no view of the row at the last :meth:`is_attached`."""
+        triples = zip(self.parameters, self._addresses, self.entries, strict=True)
+        return next(entry.name for parameter, address, entry in triples if parameter.data_ptr() != address)
+
     def read(self) -> Tensor:
         """Return a copy of the module's shared parameters as one vector (d,) of ``master_dtype``."""
         return self._flat(self.parameters[: len(self.shared_entries)], self.master_dtype)

@@ -18,6 +18,8 @@ from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.run.settings import RunSettings
 
+AVERAGING = "a callback that averages the global model over rounds, see `docs/howto/hooks.md`"
+
 # Callbacks that watch parts of lightning.Trainer that a federated run does not have, each with what takes its place.
 # Where a module's own configure_callbacks returns one, it is left out with a line.
 WATCHING_CALLBACKS: dict[type[Callback], str] = {
@@ -33,8 +35,8 @@ WATCHING_CALLBACKS: dict[type[Callback], str] = {
 # end in a traceback or do nothing.
 REFUSED_CALLBACKS = WATCHING_CALLBACKS | {
     lightnings.GradientAccumulationScheduler: "`trainer.accumulate_grad_batches`",
-    lightnings.StochasticWeightAveraging: "the server, which averages",
-    WeightAveraging: "the server, which averages",
+    lightnings.StochasticWeightAveraging: AVERAGING,
+    WeightAveraging: AVERAGING,
     lightnings.LearningRateFinder: "a study: `fedbc-cli compare`",
     lightnings.BatchSizeFinder: "`data.batch_size`",
     lightnings.BaseFinetuning: "freezing in the module's `__init__`, or in `on_train_epoch_start` of the first epochs",

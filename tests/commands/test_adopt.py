@@ -9,9 +9,10 @@ from helpers.boring import read_csv
 from helpers.command_line import run_cli
 from helpers.folders import only_run
 from helpers.scripts import ROOT
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningCLI
 
-from fedbc_lightning.commands.adopt import Adoption, command_parser
+from fedbc_lightning.commands.adopt import IMPLIED, Adoption, command_parser
 from fedbc_lightning.core.errors import ConfigurationError, UsageError
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
 
@@ -156,6 +157,10 @@ def test_defaults_are_named_in_one_line(my_project, monkeypatch, capsys):
     adoption = adopted(capsys.readouterr().out)
     assert len(adoption.changes) == 6
     assert "log_every_n_steps" in adoption.changes[-1][1]
+    plain = Trainer(accelerator="cpu", logger=False)
+    config = {"trainer": {"max_epochs": 2, **IMPLIED}, "model": "my_project.Net", "data": "my_project.Images"}
+    assert adopted(yaml.safe_dump(config, sort_keys=False)).changes[-1][1].endswith(f": {', '.join(IMPLIED)}.")
+    assert {name: getattr(plain, name) for name in IMPLIED} == IMPLIED
 
 
 MISTAKES = {
