@@ -61,6 +61,7 @@ class OwnBatches(Dataset):
             # Such as a generator; an iterator of the user's class may begin anew in its __iter__
             is_read_once = isinstance(loader, Iterator) and not isfunction(type(loader).__iter__)
             is_data = isinstance(loader, (Dataset, str, np.ndarray, torch.Tensor))
+            is_data &= not isinstance(loader, IterableDataset)  # which Lightning takes for a loader, too
             if is_read_once or is_data or not hasattr(loader, "__iter__"):
                 raise ConfigurationError(
                     f"{where}: {type(loader).__name__} {'can be read once, so it ' * is_read_once}is no loader of "

@@ -107,6 +107,7 @@ LOADERS: dict[str, Any] = {
     "stream with a length": lambda: DataLoader(SizedStream(10), batch_size=4),
     "stream in a worker": lambda: DataLoader(Stream(10), batch_size=4, num_workers=1),
     "stream of batches, some None": lambda: DataLoader(BatchStream(7), batch_size=None),
+    "stream in the place of a loader": lambda: BatchStream(7),
     "collate_fn that returns None": lambda: DataLoader(rows(17), batch_size=2, collate_fn=skips),
     "weighted sampler": lambda: loader(9, shuffle=False, sampler=WeightedRandomSampler([1.0, 2.0, 3.0] * 3, 7)),
     "own sampler": lambda: loader(9, shuffle=False, sampler=Rolled(9)),
