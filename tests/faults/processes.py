@@ -8,16 +8,18 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from helpers.boring import BoringData, Hidden
 from helpers.programs import free_port
-from helpers.row_processes import Killer
 
-from faults.runs import REFUSED, ROUNDS, Bench, Case, Child, is_one_line, kind, train
+from faults import runs
+from faults.kills import Operation, at_operation, operations
+from faults.runs import REFUSED, ROUNDS, Bench, Case, Child, is_one_line, kind
 from fedbc_lightning.distributed import fabric, heartbeat, interrupts
 
-MOMENTS = ("client", "evaluation", "before commit", "after commit")
+MOMENTS = ("pwrite clients.bin", "open evaluation.csv", "os.rename last.ckpt", "fsync checkpoints")
+"""Operations of rank 0: in a round, after its evaluation, before the commit of a checkpoint, and after it."""
+Fault = tuple[Operation, int]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -35,38 +37,41 @@ class Pair:
     """The two processes of a run.
 
     Args:
+        bench: Trains.
         root: Where it lies.
         absent: The rank that dies before it has met the other.
-        fault: What rank 0 does to the victim: moment, count and signal, as a :class:`Killer` has them.
+        fault: Before which of its operations rank 0 does something to the victim, and the signal.
         victim: The rank to which it does that.
     """
 
     def __init__(
-        self, root: Path, absent: int | None = None, fault: tuple[str, int, int] | None = None, victim: int = 0
+        self, bench: Bench, root: Path, absent: int | None = None, fault: Fault | None = None, victim: int = 0
     ) -> None:
-        self._root, self._absent, self._port = root, absent, free_port()
+        self._bench, self._root, self._absent, self._port = bench, root, absent, free_port()
         said = root.with_name(root.name + "_said")
         second = Child(lambda: self._be(1), said)
-        pid = second.pid if victim else None
-        first = Child(lambda: self._be(0, callbacks=[Killer(*fault, pid)] if fault else []), said)
+        first = Child(lambda: self._be(0, fault, second.pid if victim else None), said)
         self.children = first, second
 
-    def _be(self, rank: int, **options: Any) -> None:
+    def _be(self, rank: int, fault: Fault | None = None, victim: int | None = None) -> None:
         if rank == self._absent:
             os.kill(os.getpid(), signal.SIGKILL)
-        fabric.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
-        heartbeat.MOST_SECONDS_WITHOUT_ANSWER, heartbeat.SECONDS_TO_NAME = 4, 2
+        if not runs.has_true_limits:
+            fabric.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
+            heartbeat.MOST_SECONDS_WITHOUT_ANSWER, heartbeat.SECONDS_TO_NAME = 4, 2
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._port, "RANK": rank, "LOCAL_RANK": rank}
         world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "faults"}
         os.environ.update({name: str(value) for name, value in {**place, **world}.items()})
-        train(self._root, devices=2, strategy="ddp", **options)
+        if fault is not None:
+            at_operation(fault[0], self._root, lambda: os.kill(victim or os.getpid(), fault[1]))
+        self._bench.train(self._root, devices=2, strategy="ddp")
 
 
 def pair_resumed(bench: Bench, root: Path) -> str | None:
     """Go on with a run of two processes to its end; what it has lost."""
     whole = bench.folder / "whole_of_two"
     for folder in (whole, root) if not whole.exists() else (root,):
-        for child in Pair(folder).children:
+        for child in Pair(bench, folder).children:
             bench.expect(child)
     return bench.lost(root, whole)
 
@@ -81,33 +86,33 @@ def survivor_tells(bench: Bench, child: Child) -> str | None:
 def one_of_two_is_killed(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """SIGKILL in a round, in an evaluation, and around the save; the other says so, and both go on."""
     for index in range(count):
-        moment, victim, k = MOMENTS[index // 2 % len(MOMENTS)], index % 2, rng.randint(1, ROUNDS)
+        moment, victim = Operation(MOMENTS[index // 2 % len(MOMENTS)], rng.randint(1, ROUNDS)), index % 2
 
-        def try_it(root: Path, moment: str = moment, victim: int = victim, k: int = k) -> str | None:
-            children = Pair(root, fault=(moment, k, signal.SIGKILL), victim=victim).children
+        def try_it(root: Path, moment: Operation = moment, victim: int = victim) -> str | None:
+            children = Pair(bench, root, fault=(moment, signal.SIGKILL), victim=victim).children
             problem = survivor_tells(bench, children[1 - victim])
             bench.expect(children[victim], -signal.SIGKILL)
             return problem or pair_resumed(bench, root)
 
-        yield Case(f"SIGKILL of process {victim}, {moment} {k}", try_it)
+        yield Case(f"SIGKILL of process {victim} before {moment}", try_it)
 
 
 @kind("stopped-process", 16)
 def one_of_two_is_stopped(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """SIGSTOP for a while, after which nothing is lost; or for good, so that the other ends the run."""
     for index in range(count):
-        moment, victim, k = rng.choice(MOMENTS), index // 2 % 2, rng.randint(1, ROUNDS)
+        moment, victim = Operation(rng.choice(MOMENTS), rng.randint(1, ROUNDS)), index // 2 % 2
         seconds = rng.uniform(0.1, 1.0) if index % 2 else None
 
         def try_it(
-            root: Path, moment: str = moment, victim: int = victim, k: int = k, seconds: float | None = seconds
+            root: Path, moment: Operation = moment, victim: int = victim, seconds: float | None = seconds
         ) -> str | None:
-            children = Pair(root, fault=(moment, k, signal.SIGSTOP), victim=victim).children
+            children = Pair(bench, root, fault=(moment, signal.SIGSTOP), victim=victim).children
             stopped, problem = children[victim], None
             os.waitpid(stopped.pid, os.WUNTRACED)
             if seconds is None:
                 problem = survivor_tells(bench, children[1 - victim])
-                stopped.kill()
+                os.kill(stopped.pid, signal.SIGKILL)
             else:
                 time.sleep(seconds)
                 os.kill(stopped.pid, signal.SIGCONT)
@@ -116,7 +121,7 @@ def one_of_two_is_stopped(bench: Bench, count: int, rng: random.Random) -> Itera
             return problem or pair_resumed(bench, root)
 
         how_long = "for good" if seconds is None else f"for {seconds:.3f} s"
-        yield Case(f"SIGSTOP of process {victim} {how_long}, {moment} {k}", try_it)
+        yield Case(f"SIGSTOP of process {victim} {how_long} before {moment}", try_it)
 
 
 @kind("never-met", 4)
@@ -126,7 +131,7 @@ def one_of_two_never_comes(bench: Bench, count: int, rng: random.Random) -> Iter
         absent = index % 2
 
         def try_it(root: Path, absent: int = absent) -> str | None:
-            children = Pair(root, absent=absent).children
+            children = Pair(bench, root, absent=absent).children
             bench.expect(children[absent], -signal.SIGKILL)
             return survivor_tells(bench, children[1 - absent]) or pair_resumed(bench, root)
 
@@ -137,18 +142,18 @@ def one_of_two_never_comes(bench: Bench, count: int, rng: random.Random) -> Iter
 def signals_with_workers(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """Signals at random moments, at which workers are started and ended, too; each ends the run."""
     whole = bench.folder / "whole_with_workers"
-    seconds = bench.timed(lambda: train(whole, data=WorkersData()))
+    seconds = bench.timed(lambda: bench.train(whole, data=WorkersData()))
     for index in range(count):
         number, after = SIGNALS[index % len(SIGNALS)], rng.uniform(0.05, 1.0) * seconds
 
         def try_it(root: Path, number: int = number, after: float = after) -> str | None:
-            child = Child(lambda: train(root, data=WorkersData()), root.with_name(root.name + "_said"))
+            child = Child(lambda: bench.train(root, data=WorkersData()), root.with_name(root.name + "_said"))
             time.sleep(after)
             os.kill(child.pid, number)  # one that has ended waits for us
             status, said = bench.expect(child, 128 + number, -number)
             if status == 0 and "stopping after this step" in said:
                 return "the signal was said, and the run went on to its end"
-            bench.timed(lambda: train(root, data=WorkersData()))
+            bench.timed(lambda: bench.train(root, data=WorkersData()))
             return bench.lost(root, whole)
 
         yield Case(f"{number.name} after {after:.3f} s", try_it)
@@ -158,37 +163,44 @@ def signals_with_workers(bench: Bench, count: int, rng: random.Random) -> Iterat
 def a_second_signal_in_the_save(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """Ctrl-C in a round, and once more while the checkpoint is written that the first one asked for."""
     for index in range(count):
-        moment, k = MOMENTS[2 + index % 2], rng.randint(4, 3 * ROUNDS)  # after round 1
+        # After round 1, and in the second checkpoint: the first one is that of round 0
+        first, second = Operation(MOMENTS[0], rng.randint(4, 3 * ROUNDS)), Operation(MOMENTS[2 + index % 2], 2)
 
-        def try_it(root: Path, moment: str = moment, k: int = k) -> str | None:
+        def try_it(root: Path, first: Operation = first, second: Operation = second) -> str | None:
             def run() -> None:
                 interrupts.SECONDS_OF_ONE = 0.0
-                both = [Killer("client", k, signal.SIGINT), Killer(moment, 2, signal.SIGINT)]
-                train(root, checkpoint_every_n_rounds=1000, callbacks=both)
+                for moment in (first, second):
+                    at_operation(moment, root, lambda: os.kill(os.getpid(), signal.SIGINT))
+                bench.train(root, checkpoint_every_n_rounds=1000)
 
             status, said = bench.expect(Child(run, root.with_name(root.name + "_said")), 128 + signal.SIGINT)
             if not status or "still stopping" not in said:
                 return f"status {status}: {said[-500:]}"
             return bench.resumed(root)
 
-        yield Case(f"Ctrl-C at client {k}, and {moment}", try_it)
+        yield Case(f"Ctrl-C before {first} and {second}", try_it)
 
 
-@kind("two-at-once", 12)
+@kind("two-at-once", 12, is_general=True)
 def two_at_once(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
-    """The second starts while the first trains; one of them goes on."""
-    for _ in range(count):
-        seconds = rng.uniform(0, 0.5 * bench.seconds)
+    """The second starts while the first is stopped somewhere in its writes, and is refused; the first goes on."""
+    moments = [one for one in operations(bench) if one.nth > 1 and one.name.startswith(("create", "write", "pwrite"))]
+    for moment in [Operation("open clients.csv", 3), *rng.sample(moments, min(count, len(moments)))][:count]:
 
-        def try_it(root: Path, seconds: float = seconds) -> str | None:
+        def try_it(root: Path, moment: Operation = moment) -> str | None:
+            def stop() -> None:
+                at_operation(moment, root, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+                bench.train(root)
+
             bench.copy_part(1, root)
-            first = Child(lambda: train(root), root.with_name(root.name + "_said"))
-            time.sleep(seconds)
-            second = Child(lambda: train(root), root.with_name(root.name + "_said"))
-            ends = [bench.expect(child, REFUSED) for child in (first, second)]
-            refused = [said for status, said in ends if status]
-            if len(refused) == 2 or not all(is_one_line(said) and "is being written by" in said for said in refused):
-                return "\n".join(refused)
+            first = Child(stop, root.with_name(root.name + "_said"))
+            if not os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]):
+                return f"it ended before {moment}"
+            status, said = bench.resume(root, REFUSED)
+            os.kill(first.pid, signal.SIGCONT)
+            bench.expect(first)
+            if status != REFUSED or not is_one_line(said) or "is being written by" not in said:
+                return f"the second was not refused: status {status}, {said[-500:]}"
             return bench.lost(root)
 
-        yield Case(f"a second resume after {seconds:.3f} s", try_it)
+        yield Case(f"a second resume while the first is stopped before {moment}", try_it)

@@ -1,4 +1,4 @@
-"""The run that faults are injected into, in child processes, and its comparison with one that nothing disturbed."""
+"""The runs that faults are injected into, in child processes, and their comparison with undisturbed ones."""
 
 from __future__ import annotations
 
@@ -19,23 +19,35 @@ from helpers.folders import only_run
 from helpers.row_processes import fit, state_of
 from matplotlib.figure import Figure
 
-from fedbc_lightning import ConfigurationError
+from fedbc_lightning import Codecs, ConfigurationError, Diurnal, Lognormal, Privacy, System
+from fedbc_lightning.distributed import fabric
 from fedbc_lightning.distributed.heartbeat import LostProcessError
+from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 
 ROUNDS = 4
 SECONDS_TO_FINISH = 120.0
-"""How long a run that takes seconds may take before it hangs."""
+"""How long a run that takes seconds may take before it hangs; with the true limits, that much after the longest."""
+has_true_limits = False
+"""Whether processes wait for each other as long as those of users, and not for seconds."""
 REFUSED, BROKEN = 1, 2
 """Exit status of a run that ended with one line, and with a traceback."""
 
 
-def train(root: Path, rounds: int = ROUNDS, **options: Any) -> None:
-    """Train, or go on with, the run in ``root``; its clients' rows lie in ``clients.bin``."""
-    options = {"checkpoint_every_n_rounds": 1, "max_rounds": rounds, **options}
-    trainer = fit(root, "fedbc", "last", **options)
-    if trainer._fabric.is_global_zero:
-        torch.save(state_of(trainer), root / "state.pt")
+def _private() -> dict[str, Any]:
+    os.environ["FEDBC_FAULTS_SECRET"] = "x"
+    privacy = Privacy(0.5, delta=1e-3, secret="env:FEDBC_FAULTS_SECRET", noise_multiplier=0.7)
+    return {"privacy": privacy, "buffers": "global"}
+
+
+CONFIGURATIONS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "plain": ("fedbc", dict),
+    "scaffold": ("scaffold", dict),
+    "asynchronous": ("fedbuff", lambda: {"system": System(Lognormal(1.0), availability=Diurnal(0.6, 20.0))}),
+    "codec": ("fedbc-global", lambda: {"codec": Codecs(TopK(0.3), BFloat16())}),
+    "private": ("fedavg", _private),
+}
+"""Name -> the algorithm, and options of the trainer; rows of clients lie in ``clients.bin`` in all but the last."""
 
 
 class Child:
@@ -72,20 +84,16 @@ class Child:
             status = BROKEN
         os._exit(status)
 
-    def kill(self) -> None:
-        """Send it SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
-
     def finish(self) -> tuple[int, str]:
         """Its exit status, negative for a signal, and what it printed.
 
         Raises:
             TimeoutError: It hangs; it was killed.
         """
-        deadline = time.monotonic() + SECONDS_TO_FINISH
+        deadline = time.monotonic() + SECONDS_TO_FINISH + has_true_limits * fabric.SECONDS_TO_MEET
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
-                self.kill()
+                os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 raise TimeoutError(f"a process hangs: {self._said.read_text(errors='replace')[-500:]}")
             time.sleep(0.005)
@@ -98,16 +106,26 @@ class Bench:
 
     Args:
         folder: Of the runs; emptied by whoever made it.
+        configuration: One of :data:`CONFIGURATIONS`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, configuration: str = "plain") -> None:
+        self.configuration = configuration
+        self._algorithm, self._options = CONFIGURATIONS[configuration]
         torch.set_num_threads(1)
         client_rows.IN_MEMORY_BELOW = 0
         Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
         self.folder = folder
         self.whole = folder / "whole"
-        self.seconds = self.timed(lambda: train(self.whole))
+        self.seconds = self.timed(lambda: self.train(self.whole))
         self._parts: dict[int, Path] = {}
+
+    def train(self, root: Path, rounds: int = ROUNDS, **options: Any) -> None:
+        """Train, or go on with, the run in ``root``, in this process."""
+        options = {"checkpoint_every_n_rounds": 1, "max_rounds": rounds, **self._options(), **options}
+        trainer = fit(root, self._algorithm, "last", **options)
+        if trainer._fabric.is_global_zero:
+            torch.save(state_of(trainer), root / "state.pt")
 
     def timed(self, *acts: Callable[[], None]) -> float:
         """Do something to its end, in a process for each act; returns how many seconds it took."""
@@ -128,21 +146,17 @@ class Bench:
         """A run that ended after so many rounds; to be copied."""
         if rounds not in self._parts:
             root = self._parts[rounds] = self.folder / f"part_{rounds}"
-            self.expect(Child(lambda: train(root, rounds), self.folder))
+            self.expect(Child(lambda: self.train(root, rounds), self.folder))
         return self._parts[rounds]
 
     def copy_part(self, rounds: int, root: Path) -> Path:
-        """A copy of such a run; returns its run folder."""
+        """Make a copy of such a run, and return its run folder."""
         shutil.copytree(self.part(rounds), root, dirs_exist_ok=True)
         return only_run(root / "default")
 
     def resume(self, root: Path, *allowed: int) -> tuple[int, str]:
         """Go on with a run to its end, or to a status that is allowed, too."""
-        return self.expect(Child(lambda: train(root), root.with_name(root.name + "_said")), *allowed)
-
-    def resume_to(self, root: Path, rounds: int) -> None:
-        """Go on with a run to a round before its end."""
-        self.expect(Child(lambda: train(root, rounds), root.with_name(root.name + "_said")))
+        return self.expect(Child(lambda: self.train(root), root.with_name(root.name + "_said")), *allowed)
 
     def lost(self, root: Path, whole: Path | None = None) -> str | None:
         """What differs from an undisturbed run; None: nothing, to the bit."""
@@ -188,23 +202,35 @@ class Case:
     try_it: Callable[[Path], str | None]
 
 
-Kind = Callable[[Bench, int, random.Random], Iterator[Case]]
-"""Makes at most so many cases; none where the machine does not allow the fault."""
-
-KINDS: dict[str, tuple[Kind, int]] = {}
-"""Name -> the kind and how many of its cases the full form tries."""
+Cases = Callable[["Bench", int, random.Random], Iterator[Case]]
+"""Makes at most so many cases, those at chosen places first; none where the machine does not allow the fault."""
 
 
-def kind(name: str, count: int) -> Callable[[Kind], Kind]:
-    """Register a kind of fault.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
 
-    Args:
-        name: As given to ``--kind``.
-        count: Cases of the full form.
+    Attributes:
+        cases: Makes its cases.
+        count: How many the full form tries in each configuration.
+        short: How many the short form tries.
+        is_general: Whether it is tried in all configurations; else in the first one.
     """
 
-    def register(cases: Kind) -> Kind:
-        KINDS[name] = cases, count
+    cases: Cases
+    count: int
+    short: int
+    is_general: bool
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name: str, count: int, short: int = 1, *, is_general: bool = False) -> Callable[[Cases], Cases]:
+    """Register a kind of fault under the name that is given to ``--kind``; see :class:`Kind`."""
+
+    def register(cases: Cases) -> Cases:
+        KINDS[name] = Kind(cases, count, short, is_general)
         return cases
 
     return register

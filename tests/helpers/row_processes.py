@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedBC
-from fedbc_lightning.algorithms import Ditto, FedAvgPlus
+from fedbc_lightning.algorithms import Ditto, FedAvg, FedAvgPlus, FedBuff
 from fedbc_lightning.state import client_rows, file_rows
 from helpers.boring import NUM_CLIENTS, BoringData, make_model, make_trainer
 
 ROUNDS = 8
 ALGORITHMS: dict[str, Any] = {
     "fedbc": lambda: FedBC(dual_lr=0.01, dual_momentum=0.5, dual_momentum_style="public", init_from="local"),
+    "fedbc-global": lambda: FedBC(dual_lr=0.01),
+    "fedavg": lambda: FedAvg(weighting="uniform"),
+    "fedbuff": lambda: FedBuff(buffer_size=2),
     "scaffold": SCAFFOLD,
     "ditto": lambda: Ditto(penalty=0.1),
     "fedavg+": lambda: FedAvgPlus(sigma=0.1, over="all"),
@@ -45,45 +46,6 @@ def state_of(trainer: Any) -> dict[str, Any]:
     rows = {name: [clients.vector(name, client) for client in range(NUM_CLIENTS)] for name in names}
     scalars = {name: clients.scalar(name).clone() for name in clients.scalar_names}
     return {"server": dict(trainer.server.values), "scalars": scalars, "rows": rows}
-
-
-class Killer(Callback):
-    """Sends a signal at the k-th of the moments of a kind.
-
-    Args:
-        moment: ``client``: a client's training ends; ``evaluation``: one begins; ``before commit`` or ``after commit``:
-            a checkpoint takes the place of the older one.
-        k: Which of them, counted from 1.
-        number: The signal.
-        pid: The process that gets it; None: this one.
-    """
-
-    def __init__(self, moment: str, k: int, number: int = signal.SIGKILL, pid: int | None = None) -> None:
-        self._count = {moment: k}
-        self._number, self._pid = number, pid
-        replace = os.replace
-
-        def observed(source: Any, target: Any) -> None:
-            is_checkpoint = Path(target).name == "last.ckpt"
-            if is_checkpoint:
-                self._happens("before commit")
-            replace(source, target)
-            if is_checkpoint:
-                self._happens("after commit")
-
-        os.replace = observed
-
-    def on_client_end(self, trainer: Any, pl_module: Any, client: int) -> None:
-        self._happens("client")
-
-    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._happens("evaluation")
-
-    def _happens(self, moment: str) -> None:
-        if moment in self._count:
-            self._count[moment] -= 1
-            if not self._count[moment]:
-                os.kill(self._pid or os.getpid(), self._number)
 
 
 def run_parallel(folder: Path, names: tuple[str, ...], **options: Any) -> None:

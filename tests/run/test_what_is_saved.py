@@ -1,6 +1,5 @@
 """What becomes ``last.ckpt``: only what is read back, and only rounds whose rows are written."""
 
-import signal
 from argparse import Namespace
 from enum import Enum
 from pathlib import Path
@@ -23,7 +22,6 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.run import run_writer
-from fedbc_lightning.run.tables import CSVFile
 from fedbc_lightning.state import checkpoint
 
 
@@ -221,42 +219,3 @@ def test_states_are_saved_as_they_were_when_the_round_was_recorded(tmp_path):
     assert saved[checkpoint.KEY]["round"] == 1
     assert saved["callbacks"][Counts.__qualname__]["steps"] == 3
     assert len(saved["callbacks"][Counts.__qualname__]["clients"]) == 3
-
-
-class StopsInEvaluation(BoringModel):
-    def test_step(self, batch, batch_idx):
-        if self.error is signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)  # it may be looked at after this step
-            return super().test_step(batch, batch_idx)
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), signal.SIGTERM, RuntimeError("lost")])
-def test_a_round_0_that_was_not_recorded_is_not_saved(tmp_path, error):
-    model = make_model(StopsInEvaluation)
-    model.error = error
-    with pytest.raises((KeyboardInterrupt, SystemExit, RuntimeError)):
-        fit(tmp_path, model=model)
-    names = [path.name for path in tmp_path.rglob("*")]
-    assert ("last.ckpt" in names) == ("metrics.csv" in names)
-    assert "last.ckpt" not in names or error is signal.SIGTERM
-
-
-@pytest.mark.parametrize("table", ["clients.csv", "metrics.csv"])
-def test_a_disk_that_is_full_for_one_call_loses_no_row(tmp_path, table, monkeypatch):
-    append, calls = CSVFile.append, []
-
-    def fails_once(self, rows):
-        calls.append(self.path.name)
-        if self.path.name == table and calls.count(table) == 2:
-            raise OSError(28, "No space left on device")
-        append(self, rows)
-
-    monkeypatch.setattr(CSVFile, "append", fails_once)
-    with pytest.raises((OSError, ConfigurationError), match=r"[Nn]o space left"):
-        fit(tmp_path / "broken")
-    assert saved_round(tmp_path / "broken") < 2
-    runs = [Path(fit(tmp_path / name).log_dir) for name in ("broken", "whole")]
-    assert [path.name for path in runs] == ["FedAvg-1", "FedAvg-1"]
-    assert (runs[0] / "clients.csv").read_bytes() == (runs[1] / "clients.csv").read_bytes()
-    assert len(read_csv(runs[0] / "metrics.csv")) == 4
