@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import check_unpacked
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import Transform
 from fedbc_lightning.partition import IID, Natural, Partitioner
@@ -157,6 +158,7 @@ def _read(value: Any, name: str) -> np.ndarray:
     if isinstance(value, (str, Path)):
         path = Path(value).expanduser()
         with readable(path, name, FORMATS), path.open("rb") as file:  # np.load would leave a damaged .npz open
+            check_unpacked(path, path.stat().st_size if path.suffix == ".pt" else None)
             if path.suffix == ".pt":
                 value = torch.load(file, map_location="cpu", weights_only=True)
             else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
+os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"fedbc-{os.getuid()}")  # the key of configs
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from lightning.fabric.loggers import TensorBoardLogger
 from lightning.pytorch import Callback, LightningModule
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, Measured, measured, train_name
-from fedbc_lightning.core.printing import NotebookOutput, stream_handlers
+from fedbc_lightning.core.printing import Console, NotebookOutput, stream_handlers
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.distributed.interrupts import Interrupts, StoppedError
 from fedbc_lightning.module.collector import plain_name

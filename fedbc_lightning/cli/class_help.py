@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 
-from rich.console import Console
-
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import base_at, choices, find_class, fold, import_path
 from fedbc_lightning.cli.command_arguments import option_values
 from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import CLASS_KEYS, plain
 from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.printing import Console
 
 
 def show_class_help(words: list[str]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedbc_lightning.core.errors import UsageError, did_you_mean, nearest
 from fedbc_lightning.run.folder import last_checkpoint
+from fedbc_lightning.run.trust import check_trusted
 
 PROG = "fedbc-cli"
 
@@ -56,7 +57,8 @@ def prepare_arguments(words: list[str]) -> list[str]:
         The command line with the names of shipped configs replaced by their paths.
 
     Raises:
-        UsageError: The command is missing or unknown, or a config file or checkpoint does not exist.
+        UsageError: The command is missing or unknown, a config file or checkpoint does not exist, or the config beside
+            the checkpoint is not trusted.
     """
     words = list(words)
     check_subcommand(words)
@@ -73,6 +75,7 @@ def prepare_arguments(words: list[str]) -> list[str]:
         words += ["--ckpt_path", checkpoint]  # at the end: a config, too, has the key, with null, and the last one wins
         config = None if configs else find_run_config(checkpoint, words)
         if config is not None:
+            check_trusted(config)
             words[1:1] = ["--config", str(config)]
     elif words[0] == "export" and not configs and not any(word == "-h" or "help" in word for word in words):
         raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")

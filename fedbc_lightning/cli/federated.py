@@ -26,9 +26,11 @@ from fedbc_lightning.cli.parser import EITHER, SECTION_TITLES, FederatedArgument
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.files import write
 from fedbc_lightning.core.origin import code_hash
+from fedbc_lightning.core.text import printable
 from fedbc_lightning.run.folder import how_to_go_on
+from fedbc_lightning.run.trust import signed
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 for _package in ("models", "datamodules", "callbacks"):  # so that their classes can be given by their short names
@@ -65,8 +67,8 @@ class SaveRunConfig(SaveConfigCallback):
         config = self.config.clone()
         config["ckpt_path"], config["other_seed"], config["strict"] = None, False, False
         self.parser.dump_header = [version(), f"code {code_hash()}"]
-        with trainer.recorder.disk_told(), replacing(path) as partial:
-            self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)
+        with trainer.recorder.disk_told():
+            write(path, signed(self.parser.dump(config, skip_none=False)))
 
 
 class FederatedCLI(private_cli.OpenCLI):
@@ -268,7 +270,7 @@ class FederatedCLI(private_cli.OpenCLI):
         built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
         if command == "export":
-            print(self.result)
+            print(printable(self.result))
         elif command == "plan":
             self.result.start_seconds += built - self._started
             print_plan(self.result)

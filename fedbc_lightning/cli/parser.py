@@ -22,6 +22,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
+from fedbc_lightning.core.text import printable
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # The default of an argument of Lightning's Timer is an Enum, which config.yaml must hold by its value.
@@ -161,5 +162,6 @@ class FederatedArgumentParser(LightningArgumentParser):
         if not self.exit_on_error:  # a parser inside a parser: the outer one reports
             super().error(message, ex)
         prog = self.prog.partition(" ")[0]
-        sys.stderr.write(f"{prog}: error: {one_line_of(message, self.keys(), CLASS_KEYS, self.words)}\n")
+        said = one_line_of(message, self.keys(), CLASS_KEYS, self.words)
+        sys.stderr.write(f"{prog}: error: {printable(said)}\n")
         self.exit(2)

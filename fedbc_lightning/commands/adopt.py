@@ -13,7 +13,6 @@ import yaml
 from jsonargparse import capture_parser
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from rich.console import Console
 from rich.table import Table
 
 from fedbc_lightning.callbacks import RoundCheckpoint
@@ -26,6 +25,7 @@ from fedbc_lightning.core.errors import UsageError
 from fedbc_lightning.core.files import write
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
 from fedbc_lightning.core.lightning_names import AnyCallback, both
+from fedbc_lightning.core.printing import Console
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import START_METHODS
 from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS, refused_kind

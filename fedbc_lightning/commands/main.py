@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from importlib import import_module
 from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, one_line, report
+from fedbc_lightning.core.text import PrintableRecord, printable
 
 # Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head
 UNREAD = 141
@@ -127,7 +129,7 @@ def _load(words: list[str]) -> None:
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
     """Print a warning in one line, without its place in the source."""
     if str(message).strip():
-        print(f"{PROG}: warning: {message}", file=sys.stderr)
+        print(f"{PROG}: warning: {printable(message)}", file=sys.stderr)
 
 
 def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
@@ -136,6 +138,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
     from fedbc_lightning.distributed.interrupts import StoppedError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+    logging.setLogRecordFactory(PrintableRecord)
     try:
         if words[0] in TOOLS:
             return getattr(import_module(f"fedbc_lightning.commands.{words[0]}"), words[0])(words[1:])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from fedbc_lightning.cli.classes import load
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, PROG, find_config, option_values
@@ -18,6 +17,7 @@ from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, did_you_mean
+from fedbc_lightning.core.printing import Console
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.report.pages import write_reports
 from fedbc_lightning.studies.compare import Comparison

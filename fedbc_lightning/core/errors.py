@@ -6,6 +6,8 @@ import difflib
 import sys
 from collections.abc import Iterable
 
+from fedbc_lightning.core.text import printable
+
 # Packages whose frames are shown without their code; a user cannot change them
 FRAMEWORKS = ("fedbc_lightning", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "jsonargparse")
 
@@ -104,7 +106,7 @@ def locate(error: BaseException, place: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's message with its notes in brackets.
+    """Return an exception's message for a terminal, with its notes in brackets.
 
     Example:
         >>> error = ValueError("boom")
@@ -113,7 +115,7 @@ def one_line(error: BaseException) -> str:
         'boom (client 3, round 1)'
     """
     notes = notes_of(error)
-    return f"{error} ({'; '.join(notes)})" if notes else str(error)
+    return printable(f"{error} ({'; '.join(notes)})" if notes else error)
 
 
 def report(error: BaseException) -> str:
@@ -129,4 +131,4 @@ def report(error: BaseException) -> str:
                 type(error), error, error.__traceback__, width=None, extra_lines=1, suppress=suppress
             )
         )
-    return captured.get()
+    return printable(captured.get())

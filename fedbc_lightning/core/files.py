@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -120,6 +121,25 @@ def remove_partial(folder: Path) -> None:
     """Remove the temporary files that killed writers have left in a run folder."""
     for path in (*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")):
         path.unlink(missing_ok=True)
+
+
+def check_unpacked(path: str | Path, most: int | None = None) -> None:
+    """Check how much a zip file unpacks to, before anything of it is unpacked; other files pass.
+
+    Args:
+        path: Path of the file.
+        most: Largest size in bytes; by default the memory of the machine. An array of equal numbers shrinks a thousand
+            times, so that no ratio tells it from a file that is made to fill the memory.
+
+    Raises:
+        ValueError: It is more.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            size = sum(part.file_size for part in file.infolist())
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
+        if size > most:
+            raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
 
 
 @contextmanager

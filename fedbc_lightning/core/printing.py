@@ -9,10 +9,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import IO, Any, TypeVar
 
-from rich.console import Console
+from rich import console as rich_console
 from rich.progress import track
+from rich.segment import Segment
+
+from fedbc_lightning.core.text import printable
 
 Item = TypeVar("Item")
+
+
+class Console(rich_console.Console):
+    """Rich's console, which shows what a terminal would obey; see :func:`~fedbc_lightning.core.text.printable`."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        """Render an object; the movements of rich itself are marked as such, and stay."""
+        for text, style, control in super().render(*args, **kwargs):
+            yield Segment(text if control else printable(text), style, control)
 
 
 def stream_handlers() -> list[logging.StreamHandler]:

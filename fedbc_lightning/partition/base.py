@@ -14,7 +14,7 @@ import numpy as np
 
 from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.files import open_file, replacing
+from fedbc_lightning.core.files import check_unpacked, open_file, replacing
 
 NumClients = Annotated[int, at_least(1)]
 
@@ -173,6 +173,7 @@ class Partition(Sequence[np.ndarray]):
             ConfigurationError: The file does not exist, is damaged, or was not written by :meth:`save`.
         """
         try:
+            check_unpacked(path)
             # Without pickles, which could run code of whoever wrote the file
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}

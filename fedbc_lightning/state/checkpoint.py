@@ -82,6 +82,7 @@ def load(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
     try:
+        files.check_unpacked(path, path.stat().st_size)  # torch packs without making smaller
         # torch.load does not compare the zip's checksums, so a flipped bit would become a number. This takes 1 s for 1
         # to 7 GB. Of a file that is no zip, torch.load says what it is.
         if zipfile.is_zipfile(path):

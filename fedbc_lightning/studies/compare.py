@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable
 
 import pandas as pd
-from rich.console import Console
 
 from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.files import make_folder, told, write
-from fedbc_lightning.core.printing import show_markdown
+from fedbc_lightning.core.printing import Console, show_markdown
 from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
+from fedbc_lightning.studies.numbers import csv_text
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.parsed_runs import check_runs
 from fedbc_lightning.studies.results import StudyRecord, write_record
@@ -71,8 +71,8 @@ class Comparison:
         """Write tables, figures and TensorBoard's runs, and show the tables."""
         study, folder = self.study, self.study.results_folder
         self.results, self.differences = record.results, record.differences
-        write(folder / "results.csv", record.results.to_csv(index=False))
-        write(folder / "differences.csv", record.differences.to_csv(index=False))
+        write(folder / "results.csv", csv_text(record.results))
+        write(folder / "differences.csv", csv_text(record.differences))
         parts = list(tables(record))
         if study.origins:
             parts.append(("Settings, and where they come from", origin_rows(study, record.runs)))

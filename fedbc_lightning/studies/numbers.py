@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
+
+from fedbc_lightning.core.text import cell
 from fedbc_lightning.core.units import decimals
 
 Rows = list[list[str]]
@@ -74,6 +77,11 @@ def difference_and_interval(found: Mapping[Any, Any], metric: str, num_seeds: in
     if not math.isnan(found["low"]):
         text = f"{text} [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
     return text if found["num_pairs"] == num_seeds else f"{text} ({found['num_pairs']} of {num_seeds} pairs)"
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV whose cells a spreadsheet shows and does not compute."""
+    return table.rename(columns=cell).map(cell).to_csv(index=False)
 
 
 def layout(blocks: Blocks, cells: Mapping[str, Mapping[str, str]]) -> Rows:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 import torch
-from rich.console import Console
 
 from fedbc_lightning.cli.printed_tables import ROUGH, show
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.printing import Console
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.methods import Method

@@ -6,10 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from fedbc_lightning.core.printing import NotebookOutput
+from fedbc_lightning.core.printing import Console, NotebookOutput
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.studies.study_run import State
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from fedbc_lightning.core.text import markdown_line, printable
 from fedbc_lightning.studies.conclusions import Readings, judge
 from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
@@ -206,7 +207,8 @@ def markdown(
     for text, rows in parts:
         header, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         lines += [text, "", header, f"|{'---|' * len(rows[0])}", *body, ""]
-    return "\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n"
+    lines += [f"- {note}" for note in notes]
+    return "\n".join(map(markdown_line, lines)).rstrip() + "\n"
 
 
 def latex(parts: Iterable[tuple[str, Rows]]) -> str:
@@ -229,4 +231,4 @@ def _tex(text: str) -> str:
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
         return f"\\textbf{{{_tex(text[2:-2])}}}"
-    return "".join(TEX.get(mark, mark) for mark in text)
+    return "".join(TEX.get(mark, mark) for mark in printable(text).replace("\n", " "))

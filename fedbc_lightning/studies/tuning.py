@@ -13,6 +13,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write
 from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.methods import Method, Range
+from fedbc_lightning.studies.numbers import csv_text
 from fedbc_lightning.studies.statistics import evaluated
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, State
@@ -71,7 +72,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     rows = [{"variant": variant, "algorithm": name, **row, "chosen": row.items() >= chosen[variant, name].items()}
             for (variant, name), found in tried.items() for row in found]  # fmt: skip
     with locked(study.folder):
-        write(study.results_folder / "tuning.csv", pd.DataFrame(rows).to_csv(index=False))
+        write(study.results_folder / "tuning.csv", csv_text(pd.DataFrame(rows)))
     return chosen
 
 

@@ -27,11 +27,10 @@ from unittest import mock
 
 import filelock
 import torch
-from rich.console import Console
 
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, notes_of, one_line, report
 from fedbc_lightning.core.files import make_folder, open_file, read, refuse_link, remove, write
-from fedbc_lightning.core.printing import printing_to
+from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.results import finished

@@ -16,6 +16,7 @@ from helpers.programs import run_fresh
 
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.commands.main import main
+from fedbc_lightning.run.trust import signed
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 RUN = Path("runs/tiny/FedAvg-0")
@@ -246,7 +247,7 @@ def test_a_local_file_wins_over_a_shipped_config(project, calls):
 def test_the_checkpoint_of_a_flag_wins_over_no_config(project, calls):
     for path in (RUN / "checkpoints/last.ckpt", RUN / "config.yaml"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy("tiny.yaml", path)
+        path.write_text(signed(Path("tiny.yaml").read_text()))
     assert run_cli("validate", f"--ckpt_path={RUN}") == 0
     assert calls[0]["ckpt_path"] == str(RUN / "checkpoints/last.ckpt")
     assert run_cli("fit", "--config", "tiny.yaml", "--ckpt_path", "last") == 0
