@@ -13,7 +13,7 @@ from helpers.boring import BoringData, Hidden
 from helpers.programs import free_port
 
 from faults import runs
-from faults.kills import Operation, at_operation, operations
+from faults.kills import Operation, at_operation
 from faults.runs import REFUSED, ROUNDS, Bench, Case, Child, is_one_line, kind
 from fedbc_lightning.distributed import fabric, heartbeat, interrupts
 
@@ -184,8 +184,9 @@ def a_second_signal_in_the_save(bench: Bench, count: int, rng: random.Random) ->
 @kind("two-at-once", 12, is_general=True)
 def two_at_once(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """The second starts while the first is stopped somewhere in its writes, and is refused; the first goes on."""
-    moments = [one for one in operations(bench) if one.nth > 1 and one.name.startswith(("create", "write", "pwrite"))]
-    for moment in [Operation("open clients.csv", 3), *rng.sample(moments, min(count, len(moments)))][:count]:
+    names = ("open clients.csv", "create last.ckpt", "write last.ckpt", "os.rename last.ckpt", "fsync checkpoints")
+    moments = [Operation(name, k) for k in (3, 2, 1) for name in names]  # each of the three rounds that are left
+    for moment in [moments[0], *rng.sample(moments[1:], count - 1)]:
 
         def try_it(root: Path, moment: Operation = moment) -> str | None:
             def stop() -> None:
