@@ -248,3 +248,4 @@ def test_a_method_of_the_users_own_makes_each_loader(on_instance):
     loaders = loaders_of(data)
     assert [loader.batch_size for loader in loaders] == [3, 5, 3]
     assert not loaders.gathers
+    assert data.client_dataloaders([2, 1], "test") is None  # client 1 has no test data
