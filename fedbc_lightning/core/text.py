@@ -40,8 +40,8 @@ def markdown_line(text: str) -> str:
     r"""Return a text for a line of Markdown, in which it makes neither HTML, nor a link, nor another line.
 
     Example:
-        >>> markdown_line("<b> [x](y)")
-        '&lt;b&gt; [x]\\\\(y)'
+        >>> print(markdown_line("<b> [x](y)"))
+        &lt;b&gt; [x]\(y)
     """
     return html.escape(printable(text), quote=False).replace("](", r"]\(").replace("\n", " ")
 
