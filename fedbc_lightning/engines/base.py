@@ -233,7 +233,7 @@ class BaseEngine(ABC):
         nothing = ClientStore(0, StateDeclaration(), Weights(model[:0], model[:0], counters[:0], model[:0]))
         cohort = Cohort(list(clients), list(range(len(clients))), sizes, nothing, self.bench.user.device)
         cohort.start_counters = counters
-        cohort.started.update(clients)
+        cohort.started.update(dict.fromkeys(clients, (None, None)))
         local = replace(self.bench.local, epochs=None, steps=num_steps, schedule_rounds=None)
         self.train(cohort, Training(model, local, purpose="held-out client", is_last=False))
         return cohort

@@ -122,7 +122,8 @@ class ClientRun(ABC):
         self._updates_by_rate: dict[tuple[float, ...], Tensor | int] = {}
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.is_module_informed = False
-        self.layout.put_frozen_back()
+        frozen, own = cohort.started.get(client, (None, None))
+        self.layout.put_frozen_back(frozen)
         seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
         buffers, kept = cohort.start_buffers, cohort.start_kept
         bench.load(
@@ -138,14 +139,13 @@ class ClientRun(ABC):
         if informs_module or not self.loader.gathers_plainly:
             self.inform_module()
         passed: dict[str, Any] = {"epochs": self.first_epoch, "steps": self.before.steps}
-        self.optimizer.reset(asked.lr_scale, own=cohort.set_for.get(client), **passed)
+        self.optimizer.reset(asked.lr_scale, own=own, **passed)
         if client in cohort.started or not self.hooks.listens("on_client_start"):
             return
-        cohort.started.add(client)
         with self.optimizer.taking_own("on_client_start") as own:
             self.hooks.call("on_client_start", client)
+        cohort.started[client] = self.layout.frozen_now(), own or None
         if own:
-            cohort.set_for[client] = own
             self.optimizer.reset(asked.lr_scale, own=own, **passed)
 
     def inform_module(self) -> None:
@@ -200,9 +200,13 @@ class ClientRun(ABC):
             self.hooks.call("on_train_epoch_end")
             if self.is_epoch_over or self.collector.num_batches >= self.num_batches:  # not in an epoch that was stopped
                 self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
-            where = f"a hook or step of client {self.client} in round {self.bench.round}, epoch {self.current_epoch},"
-            self.layout.check_trainable(where, is_in_client=self.asked.solver is None)
+            self.check_trainable()
         self.collector.end_epoch()
+
+    def check_trainable(self) -> None:
+        """Raise if a step or hook of the client has frozen, thawed or written what it may not."""
+        where = f"a hook or step of client {self.client} in round {self.bench.round}, epoch {self.current_epoch},"
+        self.layout.check_trainable(where, is_in_client=self.asked.solver is None)
 
     def start_batch(self, batch: Any, batch_idx: int) -> int:
         """Prepare for a step that is not replayed, and return the number of samples of its batch."""

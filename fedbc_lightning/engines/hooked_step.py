@@ -134,10 +134,11 @@ class HookedStep(StepWay):
                 found = enumerate(parameter.grad for parameter in layout.parameters[: layout.num_grouped])
                 self._with_graph = {k: each for k, each in found if each is not None and each.requires_grad}
                 missing = layout.collect_gradients(grad)
-                is_asked = self._step.gradient_sum is not None or self._step.changes_after or bench.kept_to
-                self._part = layout.moving_part() if missing and is_asked else True
             elif not layout.gather_gradients(grad[: layout.num_optimized]):
                 raise MissingGradientError
+            is_asked = self._step.gradient_sum is not None or self._step.changes_after or bench.kept_to
+            self._part = layout.moving_part() if is_asked else True
+            resting = layout.resting() if self._step.terms else []
         self._optimizer.show_gradient()
         if bench.scaler is not None:
             self._expose(missing)
@@ -148,8 +149,8 @@ class HookedStep(StepWay):
         self._step.add(is_summed=is_summed)
         # A term gives a gradient to every parameter that is not frozen, also to those that the loss does not reach.
         if self._step.terms:
-            missing = [index for index in missing if not layout.parameters[index].requires_grad]
-            for index in missing:
+            missing = [index for index in missing if index in resting]
+            for index in resting:
                 grad[layout.entries[index].offset : layout.entries[index].end].zero_()
         if bench.shows_gradients or not self._optimizer.is_flat:
             self._expose(missing)

@@ -160,10 +160,11 @@ class ManualStep(StepWay):
                     self._run.num_gradients = self._run.num_gradients + (mask & self._layout.moving_part())
                     step.gradient_sum[0] += torch.where(mask, self._bench.grad, 0.0)
                 step.add(is_summed=False)
+            resting = {self._layout.parameters[index] for index in self._layout.resting()} if step.terms else set()
             for parameter, part in parts:
                 before = parameter.grad
                 # A term has a gradient also where the loss has none, but not where a parameter is frozen.
-                if before is not None or (step.terms and parameter.requires_grad):
+                if parameter not in resting and (before is not None or step.terms):
                     has_graph = before is not None and before.requires_grad
                     parameter.grad = part + (before - before.detach()) if has_graph else part  # type: ignore[operator, union-attr]
                     self._shown.append((parameter, before, parameter.grad))

@@ -101,7 +101,7 @@ class OptimizerRun(ClientRun):
                 "gets the module's own parameters, not flat slices. Same numbers, a little slower."
             )
             self.optimizer.use_per_tensor()
-            self.cohort.started.discard(self.client)  # what on_client_start wrote is lost, too
+            self.cohort.started.pop(self.client, None)  # what on_client_start wrote is lost, too
             self._train(k)
 
     def _train(self, k: int) -> None:

@@ -221,6 +221,7 @@ class SolverRun(ClientRun, SolverSteps):
         """Return the loss at w, (1, 1), and its gradient (1, d), both without the terms."""
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
+            self.check_trainable()  # on_train_batch_end may thaw what was frozen for this batch
             batch.is_counted, batch.loss = True, loss
             if self.oracle.has_loss:
                 self.count_loss(loss, batch.size)

@@ -105,7 +105,7 @@ def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
     with federation.user.taking_modes(), optimizer.taking_writes(hook) if hook else nullcontext():
         yield
     layout.check_thawed(hook)
-    layout.keep_frozen()
+    layout.frozen_by_hooks = layout.frozen_now()  # so every client begins
     if layout.frozen_by_hooks:
         _check_frozen(federation, hook, min(layout.frozen_by_hooks))
 

@@ -95,8 +95,8 @@ class Cohort:
             in which a layer was frozen for a time counts with 0. It is 0 in manual optimization.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
         local: The shortened local training of these clients if they are stragglers; None for the trainer's.
-        started: The clients for which ``on_client_start`` was called in this round.
-        set_for: What ``on_client_start`` set in the optimizer of single clients, by client.
+        started: The clients for which ``on_client_start`` was called in this round, and what it left there: the
+            frozen layers, or None for those that hooks of rounds have frozen, and what it set in the optimizer.
         taken_before: The epochs and steps of each client in earlier rounds, at which its local schedules continue; None
             if the schedules begin anew in every round.
         taken_after: The epochs and steps of each client including this round's; empty before local training, and if
@@ -112,7 +112,7 @@ class Cohort:
     # a server part reads is a message. So Python refuses any other name at the very line that sets it.
     __slots__ = (
         "_device", "_num_samples", "_staged", "_state", "_store", "buffers", "counters", "gradient_mean", "ids", "kept",
-        "local", "losses", "messages", "num_gradients", "positions", "records", "set_for", "start", "start_buffers",
+        "local", "losses", "messages", "num_gradients", "positions", "records", "start", "start_buffers",
         "start_counters", "start_kept", "started", "step_size", "steps", "taken_after", "taken_before", "valid", "w",
     )  # fmt: skip
 
@@ -130,8 +130,7 @@ class Cohort:
         self.kept = EMPTY
         self.start_kept: Tensor | None = None
         self.local: LocalTraining | None = None
-        self.started: set[int] = set()
-        self.set_for: dict[int, Any] = {}
+        self.started: dict[int, tuple[frozenset[str] | None, Any]] = {}
         self.taken_before: list[Taken] | None = None
         self.taken_after: list[Taken] = []
         self.messages: dict[str, Tensor] = {}

@@ -249,25 +249,30 @@ class ParameterLayout:
 
     def moving_part(self) -> Tensor | bool:
         """Return which elements of a row move in a step, (d + p,); True if no hook has frozen any for a time."""
-        pairs = zip(self.parameters, self.entries, strict=True)
-        frozen = [entry for p, entry in pairs if not p.requires_grad and p.grad is None]
-        if not frozen:
+        resting = self.resting()
+        if not resting:
             return True
         moving = torch.ones(self.entries[-1].end, dtype=torch.bool, device=self.parameters[0].device)
-        for entry in frozen:
-            moving[entry.offset : entry.end] = False
+        for index in resting:
+            moving[self.entries[index].offset : self.entries[index].end] = False
         return moving
 
-    def keep_frozen(self) -> None:
-        """Let every client begin with those trained parameters frozen that are frozen now."""
-        pairs = zip(self.parameters, self.entries, strict=True)
-        self.frozen_by_hooks = frozenset(entry.name for parameter, entry in pairs if not parameter.requires_grad)
+    def resting(self) -> list[int]:
+        """Return the indices of frozen parameters without a gradient, also where ``zero_grad`` has left zeros."""
+        # A layer that was frozen after its backward still takes the step of that gradient, as under Lightning.
+        found = enumerate(self.parameters)
+        return [k for k, p in found if not p.requires_grad and (p.grad is None or not p.grad.any())]
 
-    def put_frozen_back(self) -> None:
-        """Freeze and thaw as every client begins: what a client's hooks do holds for that client alone."""
-        if self.frozen_by_hooks or not self.trains_all:
+    def frozen_now(self) -> frozenset[str]:
+        """Return the names of the trained parameters that are frozen at present."""
+        return frozenset(e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad)
+
+    def put_frozen_back(self, names: frozenset[str] | None = None) -> None:
+        """Freeze these parameters alone; None for those that every client begins with."""
+        frozen = self.frozen_by_hooks if names is None else names
+        if frozen or not self.trains_all:
             for parameter, entry in zip(self.parameters, self.entries, strict=True):
-                parameter.requires_grad_(entry.name not in self.frozen_by_hooks)
+                parameter.requires_grad_(entry.name not in frozen)
 
     def check_trainable(
         self, where: str = "a hook", *, is_in_client: bool = False, is_round_over: bool = False
@@ -289,11 +294,9 @@ class ParameterLayout:
         if is_round_over:
             self.check_replaced()
         self.check_thawed(where)
-        pairs = () if is_in_client else zip(self.parameters, self.entries, strict=True)
-        changed = [e.name for parameter, e in pairs if parameter.requires_grad == (e.name in self.frozen_by_hooks)]
-        if changed:
+        if not is_in_client and (changed := self.frozen_now() ^ self.frozen_by_hooks):
             raise ConfigurationError(
-                f"model: {where} changed requires_grad of '{changed[0]}', which no client would find so. Freeze and "
+                f"model: {where} changed requires_grad of '{min(changed)}', which no client would find so. Freeze and "
                 "thaw in hooks of rounds (on_round_start); for a method with steps of its own, freeze before training, "
                 "in __init__, setup or configure_model."
             )
