@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -76,8 +77,12 @@ class NotebookOutput:
     """
 
     def __init__(self) -> None:
+        from IPython import get_ipython
         from IPython.display import DisplayHandle
 
+        session = getattr(getattr(get_ipython(), "display_pub", None), "session", None)
+        if session is not None:  # ipykernel drops what a fork shows before it has printed anything
+            session.pid = os.getpid()
         self._handle: Any = DisplayHandle()
         self._show = self._handle.display
 

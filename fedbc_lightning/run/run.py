@@ -66,6 +66,8 @@ class Run:
         self.hooks, self.shim = self.user.hooks, self.user.shim
         groups = enumerate(self.federation.bench.optimizer.configured.groups)
         made = {f"configure_optimizers.{k}.{name}": v for k, group in groups for name, v in group.items()}
+        # How torch computes a step (foreach, fused) depends on the device.
+        made = {name: v for name, v in made.items() if not (v is None or isinstance(v, bool))}
         self._made = plain_values(made)
         self.around_evaluation = AroundEvaluation(self.federation)
 

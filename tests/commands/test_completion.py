@@ -42,7 +42,7 @@ def complete(scripts, tmp_path):
     ("words", "expected"),
     [
         (["f"], {"fit"}),
-        (["fit", "--trainer.max"], {"--trainer.max_rounds"}),
+        (["fit", "--trainer.max_ro"], {"--trainer.max_rounds"}),
         (["fit", "--trainer.engine", "s"], {"sequential"}),
         (["fit", "--config", "dig"], {"digits.yaml"}),
         (["fit", "--config", "mi"], {"mine.yaml"}),

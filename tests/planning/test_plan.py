@@ -207,10 +207,12 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys, monkeypatch):
 
 def test_finished_runs_of_a_study_count_for_nothing(study):
     method, tuned = study.methods
+    for seed in (2, 3):
+        study.run("E=1", method, seed).folder.mkdir(parents=True)
     for seed in (0, 1):
         run = study.run("E=1", method, seed)
+        (run.folder / "FedAvg-0").mkdir(parents=True)
         note_end(run)
-        (run.folder / "FedAvg-0").mkdir()
         (run.folder / "FedAvg-0/metrics.csv").touch()
     note_beginning(study.run("E=1", method, 2), since=0.0)
     note_end(study.run("E=1", method, 3))  # whose tables were removed

@@ -1,5 +1,6 @@
 """``fedbc-cli report`` on a real study and a real run, read by a parser and by a real browser."""
 
+import html
 import json
 import os
 import re
@@ -166,7 +167,8 @@ def read(made, capfd):
 def test_a_study_has_the_numbers_of_compare(read):
     page = read("studies/study")
     lines = Path("studies/study/table.md").read_text(encoding="utf-8").splitlines()
-    rows = [line[2:-2].replace("**", "").split(" | ") for line in lines if line.startswith("| ") and "---" not in line]
+    shown = [html.unescape(line) for line in lines if line.startswith("| ") and "---" not in line]
+    rows = [line[2:-2].replace("**", "").split(" | ") for line in shown]
     here = [row for rows in page.tables.values() for row in rows]
     compared = [row for row in rows if row[0]]
     assert len(compared) > 20
@@ -174,7 +176,7 @@ def test_a_study_has_the_numbers_of_compare(read):
     for row in compared:
         assert row in here
     assert page.items.index(next(item for item in page.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
-    findings = [line[2:] for line in lines if line.startswith("- By accuracy/global in % points")]
+    findings = [html.unescape(line[2:]) for line in lines if line.startswith("- By accuracy/global in % points")]
     assert len(findings) == 2
     assert set(findings) < set(page.items)
     # names are text and nothing else
