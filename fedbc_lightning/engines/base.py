@@ -108,10 +108,9 @@ class BaseEngine(ABC):
         lacking = [type(each).__name__ for each in given if not hasattr(each, "part")]
         if lacking:
             raise ConfigurationError(f"algorithm: {lacking[0]} has no part(clients: slice), see Term and AfterStep.")
-        local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
-            start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last,
-            trains, contrast,
+            start, self._planned(cohort, epochs), epochs is not None, terms, solver, after_step, lr_scale,
+            record_gradient_mean, purpose, is_last, trains, contrast,
         )  # fmt: skip
         cohort.start = start
         self.train(cohort, asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +21,6 @@ from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state import WrittenParametersError
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
-
-
-class TrainedClient(NamedTuple):
-    """What one client's training gave; the names are those of :class:`~fedbc_lightning.state.cohort.LocalResult`."""
-
-    w: Tensor
-    kept: Tensor
-    buffers: Tensor
-    counters: Tensor
-    steps: int
-    losses: float
-    step_size: Tensor
-    taken: Taken
-    records: dict[str, Any]
-    gradient_mean: Tensor | None = None
-    num_gradients: Tensor | None = None
 
 
 class ClientRun(ABC):
@@ -80,14 +64,7 @@ class ClientRun(ABC):
         except Exception as error:
             self.tell(error)
             raise
-        of: Any = TrainedClient(*map(list, zip(*trained, strict=True)))  # type: ignore[arg-type]
-        result = LocalResult(
-            w=_stacked(of.w), buffers=_stacked(of.buffers), counters=of.counters[-1], steps=of.steps, losses=of.losses,
-            step_size=_stacked(of.step_size), taken=of.taken, records=of.records, kept=_stacked(of.kept),
-        )  # fmt: skip
-        if of.gradient_mean[0] is not None:
-            result.gradient_mean, result.num_gradients = _stacked(of.gradient_mean), _stacked(of.num_gradients)
-        self.cohort.take(result)
+        self.cohort.take(_merged(trained))
 
     @abstractmethod
     def train(self, k: int) -> None:
@@ -250,7 +227,7 @@ class ClientRun(ABC):
     def check_steps(self) -> None:
         """Refuse hooks that changed, for the steps just taken, the momentum or decay on which the method relies."""
         if self.bench.kept_to and self.bench.has_hooks:
-            self.optimizer.check(f"a hook of client {self.client}")
+            self.optimizer.check_steps(f"a hook of client {self.client}")
 
     def size_of(self, batch: Any, batch_idx: int) -> int:
         """Return the number of samples of a batch; what its tensors do not tell follows from its place in the epoch."""
@@ -264,7 +241,7 @@ class ClientRun(ABC):
 
     # the end
 
-    def finish(self) -> TrainedClient:
+    def finish(self) -> LocalResult:
         """Return what the client's training gave, and what it counted and logged."""
         is_last = self.asked.is_last
         counts = list(self._updates_by_rate.values()) if "rate" in self.bench.kept_to else []
@@ -290,11 +267,12 @@ class ClientRun(ABC):
             logged = {"loss": total / sum(self.sizes), **logged}
         else:
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
-        return TrainedClient(
-            w, kept.to(layout.master_dtype, copy=True), layout.read_buffers(), layout.read_counters(), self.num_updates,
-            sum(losses) / len(losses) if losses else math.nan, self._step_size(),
-            self.before.plus(self.batches_passed, self.num_steps, self.num_batches),
-            {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}},
+        return LocalResult(
+            w[None], layout.read_buffers()[None], layout.read_counters(), [self.num_updates],
+            [sum(losses) / len(losses) if losses else math.nan], self._step_size()[None],
+            [self.before.plus(self.batches_passed, self.num_steps, self.num_batches)],
+            [{"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}],
+            kept=kept.to(layout.master_dtype, copy=True)[None],
         )  # fmt: skip
 
     def _step_size(self) -> Tensor:
@@ -314,6 +292,16 @@ class ClientRun(ABC):
         return self._sizes[rates]
 
 
-def _stacked(rows: Any) -> Tensor:
-    """Return K rows as (K, n); a single one is not copied, and rows of one number take the length of the others."""
-    return torch.stack(torch.broadcast_tensors(*rows)) if len(rows) > 1 else rows[0][None]
+def _merged(results: Sequence[LocalResult]) -> LocalResult:
+    """Merge the results of single clients into one; a single one is not copied."""
+    if len(results) == 1:
+        return results[0]
+    merged: dict[str, Any] = {name: [getattr(each, name) for each in results] for name in vars(results[0])}
+    for name, column in merged.items():
+        if name == "counters" or column[0] is None:
+            merged[name] = column[-1]
+        elif isinstance(column[0], list):
+            merged[name] = [value for values in column for value in values]
+        else:  # rows of one number take the length of the others
+            merged[name] = torch.cat(torch.broadcast_tensors(*column))
+    return LocalResult(**merged)

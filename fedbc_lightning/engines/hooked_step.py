@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import LocalStep
 from fedbc_lightning.engines.plain_step import MissingGradientError, StepWay
@@ -57,7 +58,7 @@ class HookedStep(StepWay):
                     return None
                 scaled = loss / accumulate if accumulate > 1 else loss
                 shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
-                self._bench.backward(scaled if self._bench.scaler is None else self._bench.scaler.scale(scaled))
+                self._bench.backward(scaled)
                 if not is_counted:  # an optimizer may call its closure several times
                     is_counted = True
                     run.count_loss(loss, size)
@@ -95,6 +96,8 @@ class HookedStep(StepWay):
 
         def closure() -> Tensor | None:
             loss = forward_backward()
+            if loss is None and type(optimizer) is torch.optim.LBFGS and not self._bench.overridden["optimizer_step"]:
+                raise ConfigurationError("model: training_step returned None, but LBFGS needs a loss; return one of 0.")
             # A batch without a loss may complete a step whose earlier batches have left a gradient.
             self._is_update = loss is not None or self._layout.has_gradient()
             if self._is_update:
@@ -113,16 +116,8 @@ class HookedStep(StepWay):
         else:
             closure()
             if self._is_update:
-                self._step_scaled(self._bench.scaler)
+                _, self._is_update = self._bench.step_scaled(optimizer)
         self._step.end(partial(self._bench.step_sizes, self._rates), is_update=self._is_update, part=self._part)
-
-    def _step_scaled(self, scaler: Any) -> None:
-        """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
-        # GradScaler does not tell whether it skipped the step; that it has lowered its scale is the only sign.
-        before = scaler.get_scale()
-        scaler.step(self._optimizer.optimizer)
-        scaler.update()
-        self._is_update = scaler.get_scale() >= before
 
     def _prepare_gradient(self) -> None:
         """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""

@@ -6,7 +6,8 @@ optimizers, one after the other, and λ, distances and the server see the whole 
 optimizer steps, with or without a closure:
 
 1. the gradients of the method's terms at the current w, such as 2 λ_i (w − z), are added to the gradients of this
-   optimizer's parameters, after whatever the module has done to these, such as ``clip_gradients``;
+   optimizer's parameters, after whatever the module has done to these, such as ``clip_gradients``, and after they were
+   unscaled in 16-mixed precision, where ``manual_backward`` scales losses and a step that overflows is skipped;
 2. ``on_before_optimizer_step`` is called, and the optimizer steps;
 3. the method's after-step (Fed+) changes this optimizer's parameters alone;
 4. ``p.grad`` is again what the module has made, so that gradients accumulate as they do without a method.
@@ -48,14 +49,14 @@ class ManualStep(StepWay):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Listen to the steps of the client's optimizers, however they are called."""
-        optimizers, shim = self._run.optimizer.optimizers, self._run.user.shim
+        local, shim = self._run.optimizer, self._run.user.shim
         layout, grad = self._layout, self._bench.grad
         layout.drop_gradients()
         self.global_step, self._depth, self._is_batch = 0, 0, False
         self._losses = list[Tensor]()
         # Of each optimizer: its trained parameters, with their parts of the row of gradients, and a mask of these
         self._own: dict[Optimizer, tuple[list[tuple[nn.Parameter, Tensor]], Tensor]] = {}
-        for optimizer in optimizers:
+        for optimizer in local.optimizers:
             held = {p for group in optimizer.param_groups for p in group["params"]}
             mask, parts = torch.zeros_like(grad, dtype=torch.bool), list[tuple[nn.Parameter, Tensor]]()
             for parameter, part, entry in zip(layout.parameters, layout.views(grad), layout.entries, strict=True):
@@ -63,9 +64,9 @@ class ManualStep(StepWay):
                     parts.append((parameter, part))
                     mask[entry.offset : entry.end] = True
             self._own[optimizer] = parts, mask
-        handles = [each.register_step_pre_hook(self._before) for each in optimizers]
-        handles += [each.register_step_post_hook(self._after) for each in optimizers]
-        handles += [each.register_step_pre_hook(_refuse) for each in self._run.optimizer.configured.kept_optimizers]
+        handles = [each.register_step_post_hook(self._after) for each in local.optimizers]
+        every = *local.optimizers, *local.configured.kept_optimizers
+        handles += [each.register_step_pre_hook(self._before) for each in every]
         shim.take_steps_by_hand(self)
         try:
             yield
@@ -110,16 +111,20 @@ class ManualStep(StepWay):
         """Take a step of one of ``self.optimizers()``; this calls ``on_before_optimizer_step``, and counts the step."""
 
         def with_hooks() -> Any:
-            result = self._gradient_of(optimizer, closure)
+            result = self._gradient_of(optimizer, closure, self._bench.scaler)
             self._hooks.call("on_before_optimizer_step", optimizer)
             return result
 
         self._depth = 1  # the gradient is complete: the hook on steps has nothing to do
         try:
-            result = optimizer.step(closure=with_hooks, **kwargs)
+            if self._bench.scaler is None:
+                result, is_update = optimizer.step(closure=with_hooks, **kwargs), True
+            else:  # the step itself gets no closure, as in Lightning
+                with_hooks()
+                result, is_update = self._bench.step_scaled(optimizer, **kwargs)
         finally:
             self._depth = 0
-        self._end(optimizer)
+        self._end(optimizer, is_update=is_update)
         if self._is_batch:  # Lightning counts no step that is taken in a hook
             self.global_step += 1
             self._run.user.shim.set(global_step=self._run.global_step)
@@ -128,6 +133,11 @@ class ManualStep(StepWay):
     # hooks on the steps of torch
 
     def _before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+        if optimizer not in self._own:
+            raise ConfigurationError(
+                f"model: training steps {type(optimizer).__name__}, an optimizer that configure_optimizers does not "
+                "return, so no method's terms would reach its parameters; return it, too."
+            )
         self._depth += 1
         if self._depth > 1:  # a step inside of a step, such as that of a base class
             return None
@@ -145,11 +155,13 @@ class ManualStep(StepWay):
 
     # parts
 
-    def _gradient_of(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call a closure, and add the terms to the gradients that it leaves."""
+    def _gradient_of(self, optimizer: Optimizer, closure: Callable[[], Any], scaler: Any = None) -> Any:
+        """Call a closure, unscale the gradients that it leaves, and add the terms to them."""
         self._show_own()
         with torch.enable_grad():
             result = closure()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         (parts, mask), step = self._own[optimizer], self._step
         is_changed = step.terms or step.gradient_sum is not None or step.holds
         if is_changed and any(parameter.grad is not None for parameter, _ in parts):
@@ -157,8 +169,10 @@ class ManualStep(StepWay):
                 for parameter, part in parts:
                     part.zero_() if parameter.grad is None else part.copy_(parameter.grad)
                 if step.gradient_sum is not None:
-                    self._run.num_gradients = self._run.num_gradients + (mask & self._layout.moving_part())
-                    step.gradient_sum[0] += torch.where(mask, self._bench.grad, 0.0)
+                    own = torch.where(mask, self._bench.grad, 0.0)
+                    if scaler is None or own.isfinite().all():  # the scaler skips one that overflowed
+                        self._run.num_gradients = self._run.num_gradients + (mask & self._layout.moving_part())
+                        step.gradient_sum[0] += own
                 step.add(is_summed=False)
             resting = {self._layout.parameters[index] for index in self._layout.resting()} if step.terms else set()
             for parameter, part in parts:
@@ -177,13 +191,13 @@ class ManualStep(StepWay):
                 parameter.grad = before
         self._shown.clear()
 
-    def _end(self, optimizer: Optimizer) -> None:
+    def _end(self, optimizer: Optimizer, *, is_update: bool = True) -> None:
         """Do what comes after a step of an optimizer: to its own parameters alone."""
         self._show_own()
         if self._step.changes_after:
             part = self._own[optimizer][1] & self._layout.moving_part()
-            self._step.end(partial(self._step_sizes, optimizer), is_update=True, part=part)
-        self._run.num_updates += 1
+            self._step.end(partial(self._step_sizes, optimizer), is_update=is_update, part=part)
+        self._run.num_updates += is_update
 
     def _step_sizes(self, optimizer: Optimizer) -> Tensor:
         """Return the learning rates of an optimizer by parameter, (1, d): one may be in the groups of others, too."""
@@ -192,10 +206,3 @@ class ManualStep(StepWay):
         for parameter, part in zip(self._layout.parameters, self._layout.views(sizes), strict=True):
             part.fill_(rates.get(parameter, 0.0))
         return sizes[None, : self._layout.num_parameters]
-
-
-def _refuse(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-    raise ConfigurationError(
-        f"model: training steps {type(optimizer).__name__}, an optimizer that configure_optimizers does not return, so "
-        "no method's terms would reach its parameters; return it, too."
-    )

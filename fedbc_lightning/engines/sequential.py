@@ -14,7 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.client_run import ClientRun, TrainedClient
+from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.hooked_step import HookedStep
 from fedbc_lightning.engines.local_step import LocalStep, Training
@@ -23,7 +23,7 @@ from fedbc_lightning.engines.plain_step import MissingGradientError, ReplayedSte
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.server.base import FEW_ROWS
-from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.cohort import Cohort, LocalResult
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
@@ -62,9 +62,7 @@ class SequentialEngine(BaseEngine):
     def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, client by client; a solver is given cohorts of one client."""
         if asked.solver is not None and len(cohort) > 1:
-            raise ConfigurationError(
-                "algorithm: a method with a solver of its own must call engine.check_solver in check()."
-            )
+            raise ConfigurationError("algorithm: a method with its own solver must call engine.check_solver in check.")
         (OptimizerRun if asked.solver is None else SolverRun)(self.bench, cohort, asked).run()
 
 
@@ -131,18 +129,18 @@ class OptimizerRun(ClientRun):
         """Number of optimizer steps, of which a batch may have several in manual optimization."""
         return super().global_step if self._manual is None else self._manual.global_step
 
-    def finish(self) -> TrainedClient:
+    def finish(self) -> LocalResult:
         """Return the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         scaler, count, trained = self.bench.scaler, self.num_gradients, super().finish()
         if self.step.gradient_sum is not None:
             mean = self.step.gradient_sum[0] / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
             counts, shared = torch.as_tensor(count, device=mean.device).reshape(-1), self.layout.num_parameters
-            trained = trained._replace(gradient_mean=mean[:shared], num_gradients=counts[:shared])
+            trained.gradient_mean, trained.num_gradients = mean[None, :shared], counts[None, :shared]
         # No hook looks between the clients of a cohort.
         if self.replayed is not None and self.client == self.cohort.ids[-1]:
             self.layout.show_gradients(self.replayed)
         if scaler is not None:
-            trained.records["grad_scale"] = scaler.get_scale()
+            trained.records[0]["grad_scale"] = scaler.get_scale()
         return trained
 
     def _run_epoch(self, epoch: int) -> None:

@@ -281,5 +281,4 @@ def weight_decay_terms(bench: Workbench) -> list[Term]:
     if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
         return []
     rates = bench.row_rates([float(group["weight_decay"]) for group in optimizer.param_groups])
-    zero = torch.zeros_like(bench.grad, dtype=layout.master_dtype)
-    return [Proximal(rates, zero)]
+    return [Proximal(rates, torch.zeros_like(bench.grad, dtype=layout.master_dtype))]

@@ -136,12 +136,13 @@ class Workbench:
                 optimization is combined with what the trainer does to the steps of automatic optimization.
         """
         user, hooks = self.user, self.user.hooks
-        self.scaler = getattr(user.precision, "scaler", None)
+        self.scaler: Any = getattr(user.precision, "scaler", None)
         self.overridden = {
             name: overrides(user.module, name, LightningModule)
             for name in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
         }
-        if self.scaler is not None and (needs_closure(self.optimizer.optimizer) or self.overridden["optimizer_step"]):
+        takes_closure = self.overridden["optimizer_step"] or any(map(needs_closure, self.optimizer.optimizers))
+        if self.scaler is not None and takes_closure:
             raise ConfigurationError(
                 "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
@@ -158,7 +159,6 @@ class Workbench:
         asked = {
             "gradient_clip_val: call self.clip_gradients in training_step": bool(self.local.gradient_clip_val),
             "accumulate_grad_batches: step every so many batches by hand": self.local.accumulate_grad_batches > 1,
-            "precision: 16-mixed scales losses for one optimizer; use bf16-mixed or 32-true": self.scaler is not None,
         }
         for what, is_asked in asked.items():
             if is_asked and self.optimizer.by_hand:
@@ -239,12 +239,13 @@ class Workbench:
         )  # fmt: skip
 
     def backward(self, loss: Tensor, *args: Any, calls_hooks: bool = True, **kwargs: Any) -> None:
-        """Compute the gradients of a loss by the module's ``backward``, between Lightning's hooks if they are called.
+        """Compute the gradients of a loss, scaled, by the module's ``backward``, between Lightning's hooks if called.
 
         Raises:
             ConfigurationError: The loss has several elements, or no gradient.
         """
         hooks, module = self.user.hooks, self.user.module
+        loss = loss if self.scaler is None else self.scaler.scale(loss)
         if calls_hooks:
             hooks.call("on_before_backward", loss)
         try:
@@ -254,6 +255,18 @@ class Workbench:
             raise
         if calls_hooks:
             hooks.call("on_after_backward")
+
+    def step_scaled(self, optimizer: Any, **kwargs: Any) -> tuple[Any, bool]:
+        """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed.
+
+        Returns:
+            What the step returned, and whether it was taken.
+        """
+        # GradScaler does not tell whether it skipped the step; that it has lowered its scale is the only sign.
+        before = self.scaler.get_scale()
+        result = self.scaler.step(optimizer, **kwargs)
+        self.scaler.update()
+        return result, self.scaler.get_scale() >= before
 
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
         """Return learning rates by parameter: (1, 1) if one group holds all, else (1, d), 0 outside of the groups."""

@@ -185,17 +185,22 @@ class LocalOptimizer:
             count = epochs if self.schedulers[0].interval == "epoch" else steps
             moving = FastForward() if own else self._fast_forward
             moving.move(self.optimizer, self.schedulers, count, self._made_from())
-        if self.learning_rates is not None:
-            for group, lr in zip(self.configured.groups, self.learning_rates, strict=True):
-                group["lr"] = lr
-        if lr_scale != 1:
-            for group in self.configured.groups:
-                group["lr"] = group["lr"] * lr_scale
+        self._set_rates(self.configured.groups, lr_scale)
 
-    def load_options(self, groups: Sequence[dict[str, Any]]) -> None:
+    def load_options(self, groups: Sequence[dict[str, Any]], lr_scale: float) -> None:
         """Give the same groups of another optimizer the options with which each client begins."""
         self._made.load(groups, ())
         self.written.write(groups, ())
+        self._set_rates(groups, lr_scale)
+
+    def _set_rates(self, groups: Sequence[dict[str, Any]], lr_scale: float) -> None:
+        """Write the learning rates of the server's schedulers, if there are any, and scale those of all groups."""
+        if self.learning_rates is not None:
+            for group, lr in zip(groups, self.learning_rates, strict=True):
+                group["lr"] = lr
+        if lr_scale != 1:
+            for group in groups:
+                group["lr"] = group["lr"] * lr_scale
 
     @contextmanager
     def taking_writes(self, hook: str) -> Iterator[None]:
@@ -299,6 +304,11 @@ class LocalOptimizer:
                 "for which the method was set up; write them in configure_optimizers. Hooks may change learning rates "
                 "and the other options of its groups."
             )
+
+    def check_steps(self, hook: str) -> None:
+        """Raise as :meth:`check` does if steps take another momentum or weight decay; it is called for each of them."""
+        if (self.sgd_momentum, self.is_plain_sgd) != self._facts[2:]:
+            self.check(hook)
 
     def _check_rates(self, hook: str, changes: Changes) -> None:
         if self.learning_rates is not None and any("lr" in options for options in changes.options):

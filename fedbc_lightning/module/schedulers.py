@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.metric_names import measured
 from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by, parameters_of, unwrapped, with_parts
 from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
@@ -248,6 +250,9 @@ class RoundSchedulers:
 
     def __init__(self, configured: Configured) -> None:
         self._configured, self._configs = configured, configured.round_schedulers
+        for monitor in self.monitored:
+            if getattr(measured(name_in_log(monitor, ())), "split", None) == "test":
+                rank_zero_warn(f"model: a scheduler monitors '{monitor}', of the test data; let it monitor 'val_loss'.")
 
     @property
     def monitored(self) -> list[str]:

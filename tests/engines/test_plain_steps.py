@@ -5,7 +5,6 @@ import torch
 from helpers.boring import BoringModel
 from helpers.steps import OPTIMIZERS, assert_same_run, fit
 from lightning.pytorch import Callback
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import FedAvgPlus
@@ -65,27 +64,6 @@ def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
     plain, watched = (run(tmp_path, algorithm, lambda: Model(**model), k, **options) for k in (False, True))
     assert set(ways) == {WrittenStep, HookedStep}
     assert_same_run(plain, watched)
-
-
-def test_step_hooks_of_torch_are_called(tmp_path):
-    """On the optimizer or on all of them: the wrapping of ``step`` stays where somebody has put a hook."""
-    calls = []
-    handle = register_optimizer_step_post_hook(lambda *args: calls.append("global"))
-    try:
-        run(tmp_path)
-    finally:
-        handle.remove()
-    num_steps = len(calls)
-    assert num_steps > 0
-
-    class Hooked(Model):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            optimizer.register_step_pre_hook(lambda *args: calls.append("own"))
-            return optimizer
-
-    run(tmp_path, model=Hooked)
-    assert calls.count("own") == num_steps
 
 
 class Zeroing(Model):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from helpers.user_modules import FEATURES, UserData, WarmupClassifier
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import SGD, Adam, lr_scheduler
@@ -134,16 +138,20 @@ PROGRAMS = [Gan, Dangling, Accumulating, Unequal, Closures]
 
 
 class Watch(Callback):
-    """Keeps the weights with which each client ends, and what each of its batches shows to a hook."""
+    """Keeps the weights with which each client ends, and what each of its batches shows; a gradient may overflow."""
 
-    def __init__(self):
-        self.weights, self.seen, self.client = {}, {}, 0
+    def __init__(self, overflows=False):
+        self.overflows, self.weights, self.seen, self.client = overflows, {}, {}, 0
 
     def on_client_start(self, trainer, pl_module, client):
         self.client = client
 
     def on_client_end(self, trainer, pl_module, client):
         self.weights[client] = {name: value.clone() for name, value in pl_module.state_dict().items()}
+
+    def on_after_backward(self, trainer, pl_module):
+        if self.overflows and pl_module.trainer.global_step == 1:
+            pl_module.discriminator[0].weight.grad.fill_(torch.inf)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.seen.setdefault(self.client, []).append(type(optimizer).__name__)
@@ -153,18 +161,51 @@ class Watch(Callback):
         self.seen.setdefault(self.client, []).append((shown, pl_module.trainer.global_step))
 
 
+class Scaling(MixedPrecision):
+    """Scales as 16-mixed does, but computes in float32; the federated trainer finds a scaler with plain precision."""
+
+    autocast_context_manager = nullcontext
+
+
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_each_client_trains_as_under_lightning(tmp_path, program):
+@pytest.mark.parametrize(("program", "is_scaled"), [(p, False) for p in PROGRAMS] + [(p, True) for p in PROGRAMS[:3]])
+def test_each_client_trains_as_under_lightning(tmp_path, monkeypatch, program, is_scaled):
     """Three clients after one another: weights bit for bit, outputs, hooks and ``global_step``."""
-    watch, data = Watch(), UserData(SIZES)
+    watch, data = Watch(is_scaled), UserData(SIZES)
+    if is_scaled:
+        monkeypatch.setattr(Precision, "scaler", GradScaler("cpu", growth_interval=4), raising=False)
     federated(tmp_path, fresh(program), data, callbacks=[watch], local_epochs=EPOCHS)
     for client in range(3):
-        module, alone = fresh(program), Watch()
-        plain(tmp_path, module, data, client=client, callbacks=[alone], max_epochs=EPOCHS)
+        module, alone = fresh(program), Watch(is_scaled)
+        plugins = [Scaling("16-mixed", "cpu", GradScaler("cpu", growth_interval=4))] if is_scaled else None
+        plain(tmp_path, module, data, client=client, callbacks=[alone], max_epochs=EPOCHS, plugins=plugins)
         for key, value in module.state_dict().items():
             assert torch.equal(value, watch.weights[client][key]), (client, key)
         assert watch.seen[client] == alone.seen[0]
+
+
+class Counting(SCAFFOLD):
+    """Keeps K_i, and how many gradients each mean is of."""
+
+    def client_update(self, engine, cohort, server):
+        super().client_update(engine, cohort, server)
+        self.counts = [*cohort.num_steps.tolist(), *cohort.num_gradients.unique().tolist()]
+
+
+def test_terms_and_means_are_of_unscaled_gradients(tmp_path, monkeypatch):
+    """A scale that is a power of two changes no bit; a step that overflows is not one of the K_i, nor of c_i's."""
+
+    def fit(scaler, overflows=False):
+        monkeypatch.setattr(Precision, "scaler", scaler, raising=False)
+        algorithm, settings = Counting(), {"callbacks": [Watch(overflows)], "local_epochs": 3, "max_rounds": 2}
+        trainer = federated(tmp_path, fresh(Gan), UserData((12,)), algorithm, **settings)
+        return trainer.federation.server.z, trainer.federation.clients.gather("control", [0]), algorithm.counts
+
+    z, control, counts = fit(GradScaler("cpu"))
+    torch.testing.assert_close((z, control, counts), fit(None), rtol=0, atol=0)
+    _, control, fewer = fit(GradScaler("cpu"), overflows=True)
+    assert control.isfinite().all()
+    assert (counts, fewer) == ([18, 9], [17, 8, 9])
 
 
 def by_hand(data, rounds, dual_lr, tolerance):
@@ -246,7 +287,6 @@ def test_methods_train_and_resume(tmp_path, name):
 REFUSED = [
     ({"gradient_clip_val": 1.0}, FedAvg, "trainer.gradient_clip_val: call self.clip_gradients"),
     ({"accumulate_grad_batches": 2}, FedAvg, "trainer.accumulate_grad_batches: step every so many"),
-    ({"scaler": "16-mixed's"}, FedAvg, "trainer.precision: 16-mixed"),
     ({"engine": "vectorized"}, FedAvg, "manual optimization"),
     ({"local_schedules": "continue"}, FedAvg, "in manual optimization the module steps them by itself"),
     ({}, FedNova, "leave out schedulers, clipping, manual optimization"),
@@ -258,10 +298,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "method", "said"), REFUSED, ids=[said[:25] for *_, said in REFUSED])
-def test_what_does_not_go_with_manual_optimization_is_refused(tmp_path, monkeypatch, options, method, said):
-    if "scaler" in options:  # which no CPU has
-        monkeypatch.setattr(Precision, "scaler", options["scaler"], raising=False)
-        options = {}
+def test_what_does_not_go_with_manual_optimization_is_refused(tmp_path, options, method, said):
     settings = {**QUIET, "enable_checkpointing": False, "default_root_dir": tmp_path}
     with pytest.raises(ConfigurationError, match=said) as error:
         FederatedTrainer(**settings, **options).fit(fresh(Gan), UserData((5, 4)), method())

@@ -164,6 +164,13 @@ def test_a_wrong_loss_or_logged_value_is_one_line(tmp_path, kind, engine):
     assert notes_of(caught.value)[0].startswith("client ")
 
 
+def test_lbfgs_gets_the_loss_of_every_batch(tmp_path):
+    module = stepping(lambda self, batch, loss: None)()
+    module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters())
+    with pytest.raises(ConfigurationError, match="training_step returned None, but LBFGS needs a loss; return one"):
+        fit(tmp_path, module)
+
+
 def test_a_wrong_loss_of_a_solvers_step_is_one_line(tmp_path):
     module, says = WRONG["vector"]
     with pytest.raises(ConfigurationError, match=says):

@@ -184,6 +184,13 @@ class Keeps(Callback):
         self.found.append(trainer.callback_metrics[self.monitor].item())
 
 
+def test_test_data_that_choose_the_rates_are_named(tmp_path):
+    module = fresh(Plateau)
+    module.monitor, module.test_step = "test_loss", module.validation_step
+    with pytest.warns(UserWarning, match="a scheduler monitors 'test_loss', of the test data; let it monitor 'val_lo"):
+        run(tmp_path, module, WithTest())
+
+
 @pytest.mark.parametrize("monitor", ["val_loss", "valid/loss", "test_loss"])
 def test_a_callback_reads_the_metric_of_the_global_model_under_the_modules_name(tmp_path, monitor):
     best, keeps = RoundCheckpoint(monitor, "min"), Keeps(monitor)

@@ -268,15 +268,14 @@ class StepRecorder:
         first = [parameter[0].clone() for parameter in parameters]
         try:
             with preserved_globals(self._user.device):
-                written = self.function.single(first, type(batch)(part[0].clone() for part in batch))
+                written: StepOutput | None = self.function.single(first, type(batch)(part[0].clone() for part in batch))
         except NotRecordableError:
-            self._stop_late(found)
-            return False
+            written = None
         of_first = StepOutput(
             [gradient[0] for gradient in replayed.gradients], replayed.loss[0],
             with_tensors(replayed.logged, [value[0] for value in tensors_of(replayed.logged)]),
         )  # fmt: skip
-        if is_same(written, of_first, tolerance=1e-4):
+        if written is not None and is_same(written, of_first, tolerance=1e-4):
             self._replayed = replayed
             return True
         self._stop_late(found)

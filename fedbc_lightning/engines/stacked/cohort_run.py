@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -294,10 +294,9 @@ class CohortSolverRun(CohortRun, SolverSteps):
         try:
             _, stacks = next(self._batches)
         except StopIteration:
-            name = type(self.solver).__name__
             raise ConfigurationError(
-                f"algorithm.solver: {name} draws more batches in a step than its batches_per_step, "
-                f"{self.solver.batches_per_step}; correct that number."
+                f"algorithm.solver: {type(self.solver).__name__} draws more batches in a step than its "
+                f"batches_per_step, {self.solver.batches_per_step}; correct that number."
             ) from None
         self.num_drawn += 1
         return CohortBatch(stacks)
@@ -325,27 +324,20 @@ class Counts:
         num_clients: Number of clients, K.
     """
 
-    class Part(NamedTuple):
-        """One value of one step: (m,) for all rows, of which only ``rows`` count, or (k,) for ``rows`` alone."""
-
-        rows: np.ndarray
-        values: Tensor
-        weight: float
-        is_aligned: bool
-
     def __init__(self, num_clients: int) -> None:
         self._num_clients = num_clients
-        self._parts: dict[str, list[Counts.Part]] = defaultdict(list)
+        # By name: stacks whose tensors are the values of their batches, and whose sizes are the weights
+        self._parts: dict[str, list[Stack]] = defaultdict(list)
 
     def add(self, stack: Stack, output: StepOutput) -> None:
         """Keep the loss and the logged values of a step."""
-        self._parts["loss"].append(Counts.Part(stack.rows, output.loss, stack.size, stack.is_aligned))
+        self._parts["loss"].append(stack._replace(tensors=output.loss))
         for call in output.logged:
             weight = stack.size if call.batch_size is None else call.batch_size
             value, is_aligned = call.value, stack.is_aligned
             if not isinstance(value, Tensor):  # a number counts for all rows
                 value, is_aligned = output.loss.new_full((len(stack.rows),), value, dtype=torch.float64), False
-            self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, value, weight, is_aligned))
+            self._parts[f"logged {call.name}"].append(Stack(stack.rows, value, weight, is_aligned))
 
     def read(self, steps: Sequence[int]) -> tuple[Tensor, list[dict[str, Any]]]:
         """Return the plain mean (K,) of each client's losses, and its columns of ``clients.csv``.
@@ -355,7 +347,7 @@ class Counts:
         losses, records = torch.zeros(0), [{"num_steps": num_steps} for num_steps in steps]
         for name, parts in self._parts.items():
             rows, values = torch.from_numpy(np.concatenate([part.rows for part in parts])), _joined(parts)
-            weights = np.repeat([part.weight for part in parts], [len(part.rows) for part in parts]).astype(float)
+            weights = np.repeat([part.size for part in parts], [len(part.rows) for part in parts]).astype(float)
             if name == "loss":
                 losses = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
             totals = self._sums(rows, weights)
@@ -371,11 +363,11 @@ class Counts:
         return sums.index_add_(0, rows, torch.as_tensor(values))
 
 
-def _joined(parts: list[Counts.Part]) -> Tensor:
+def _joined(parts: list[Stack]) -> Tensor:
     """Return the values that count, step after step, in float64; they are copied from the device at once."""
     chosen, start = [], 0
     for part in parts:
         chosen.append(start + (part.rows if part.is_aligned else np.arange(len(part.rows))))
-        start += part.values.numel()
-    values = torch.cat([part.values.reshape(-1).double() for part in parts])
+        start += part.tensors.numel()
+    values = torch.cat([part.tensors.reshape(-1).double() for part in parts])
     return values.cpu()[torch.from_numpy(np.concatenate(chosen))]

@@ -64,13 +64,8 @@ class StackedOptimizer:
         """
         self._optimizer.state.clear()
         self._leaves = []
-        like.load_options(self._optimizer.param_groups)
-        learning_rates = like.learning_rates
-        for k, (group, parts) in enumerate(zip(self._optimizer.param_groups, self._parts, strict=True)):
-            if learning_rates is not None:
-                group["lr"] = learning_rates[k]
-            if lr_scale != 1:
-                group["lr"] = group["lr"] * lr_scale
+        like.load_options(self._optimizer.param_groups, lr_scale)
+        for group, parts in zip(self._optimizer.param_groups, self._parts, strict=True):
             group["params"] = [nn.Parameter(w[:, part]) for part in parts]
             choose_loop(group)
             self._leaves += [(leaf, grad[:, part]) for leaf, part in zip(group["params"], parts, strict=True)]
@@ -191,8 +186,7 @@ def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
             raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
     except NotRecordableError as error:
-        problem = f"needs a training_step that is a function of weights and batch: {error}"
-        raise NotVectorizableError(problem) from error
+        raise NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}") from error
     for call in output.logged:
         # Means are added up for all clients at once at the end; a sum or maximum would need each step's values.
         if reduction(call.reduce_fx) != "mean":
