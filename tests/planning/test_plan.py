@@ -218,9 +218,9 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
     note_end(study.run("E=1", method, 3))  # whose tables were removed
     for mu in (0.1, 1.0):
         trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
+        (trial.folder / "FedAvg-0").mkdir(parents=True)
         note_end(trial)
         if mu == 0.1:  # the other's tables were removed
-            (trial.folder / "FedAvg-0").mkdir()
             (trial.folder / "FedAvg-0/metrics.csv").touch()
     rows = plan_study(study)
     assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
