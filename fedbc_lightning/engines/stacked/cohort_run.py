@@ -149,7 +149,7 @@ class CohortRun:
 
     def finish(self, steps: list[int], passed: list[int], gradient_sum: Tensor | None = None) -> None:
         """Hand the cohort what local training ended with after so many steps and batches of each client."""
-        num_clients, counts = len(self.cohort), torch.tensor(steps, device=self.w.device)[:, None]
+        num_clients, counts = len(self.cohort), upload(torch.tensor(steps), self.w.device)[:, None]
         losses, records = self.counted.read(steps)
         mean = None if gradient_sum is None else self.layout.shared(gradient_sum) / counts
         result = LocalResult(
