@@ -108,6 +108,7 @@ def pretended_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def restore_environment():
     """Put back all environment variables; fail on one that a test left behind."""
+    os.environ.pop("PL_SEED_WORKERS", None)  # of a fixture for a whole file, by which Lightning would seed workers
     before = dict(os.environ)
     yield
     leaked = set(os.environ) - set(before) - ALLOWED_VARIABLES
