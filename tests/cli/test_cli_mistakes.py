@@ -38,7 +38,7 @@ MISTAKES = {
     # classes
     f"{FIT} --algorithm FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
     "fit --algorithm.help FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
-    f"{FIT} --algorithm Nothing": "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
+    f"{FIT} --algorithm Xyzzy": "no class 'Xyzzy'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
     f"{FIT} --data Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
     f"{FIT} --optimizer SDG": "optimizer: no class 'SDG'; did you mean 'SGD'?",
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",

@@ -146,7 +146,7 @@ REFUSED = [
             "on_validation_end": "a hook before round 1",
         }.items()
     ),
-    ("on_validation_end", freeze, r"a hook before round . changed requires_grad of 'net\.0\.weight'"),
+    ("on_validation_end", freeze, r"a hook before round . changed requires_grad of 'net\.0\.bias'"),
 ]
 
 
