@@ -29,8 +29,7 @@ def test_the_users_lines_alone_and_where_it_was(project, devices):
     Path("mine.py").write_text(BOOM)
     done = run_fresh([*FIT, "--model", "mine.Boom", "--trainer.devices", devices], project)
     assert done.returncode == 1
-    rank = "[rank0]: " if devices == 2 else ""  # torch's own
-    printed = [line.removeprefix(rank) for line in done.stderr.splitlines()]
+    printed = [re.sub(r"^\[rank\d\]: ", "", line) for line in done.stderr.splitlines()]  # torch's own
     assert [line for line in printed if "mine.py:7 in training_step" in line], "the user's line"
     start = printed.index("KeyError: 'boom'")
     assert re.search(r"client \d+, round 2, batch 0: \(\d+, \d+\) float32, ", printed[start + 1])
@@ -40,6 +39,8 @@ def test_a_wrong_loss_is_one_line_with_the_place(project):
     Path("mine.py").write_text(BOOM)
     done = run_python([*FIT, "--model", "mine.Vector", "--trainer.devices", 2], project)
     assert done.returncode == 1
-    (said,) = [line for line in done.stderr.splitlines() if "error: " in line]
+    # On a busy machine rank 0 may be seconds late; then rank 1 says it, and rank 0 that rank 1 failed.
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    said = next(line for line in errors if "see its own message" not in line)
     assert "mine.py, line 12) returned a loss of shape (5,)" in said
     assert ", round 1, batch 0: (" in said
