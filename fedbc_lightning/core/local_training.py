@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,16 +61,23 @@ class LocalTraining:
             "estimated_stepping_batches": planned,
         }
 
-    def clip(self, gradients: Tensor) -> None:
-        """Clip the gradient of one client, ``(d,)``, or the gradients of K clients, ``(K, d)``, in place."""
+    def clip(self, gradients: Tensor, sizes: Sequence[int]) -> None:
+        """Clip the gradients of K clients in place.
+
+        Args:
+            gradients: One row per client, ``(K, d)``.
+            sizes: Number of elements of each parameter; they sum up to d.
+        """
         value = self.gradient_clip_val
         if not value:
             return
         if self.gradient_clip_algorithm == "value":
             gradients.clamp_(-value, value)
         else:
-            # As torch.nn.utils.clip_grad_norm_, with its 1e-6, so that one client has the bits of lightning.Trainer.
-            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+            # As torch.nn.utils.clip_grad_norm_, the norm of the parameters' norms and its 1e-6, so that one client has
+            # the bits of lightning.Trainer.
+            each = [torch.linalg.vector_norm(part, dim=-1) for part in gradients.split(sizes, dim=-1)]
+            norms = torch.linalg.vector_norm(torch.stack(each, dim=-1), dim=-1, keepdim=True)
             gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
 
     def shortened(self, num_batches: int, rng: np.random.Generator) -> LocalTraining:

@@ -158,7 +158,8 @@ class LocalStep:
     def _clipping(self, active: int) -> list[Callable[[], Any]]:
         if not self._asked.local.gradient_clip_val:
             return []
-        return [partial(self._asked.local.clip, self._grad[:active, : self._layout.num_optimized])]
+        gradients = self._grad[:active, : self._layout.num_optimized]
+        return [partial(self._asked.local.clip, gradients, self._layout.optimized_sizes)]
 
     def _endings(self, active: int, *, is_update: bool = True) -> list[Callable[[], Any]]:
         found: list[Callable[[], Any]] = []

@@ -136,6 +136,7 @@ class ParameterLayout:
         num_parameters: Number of shared trainable parameters, d.
         num_kept: Number of elements of the kept parameters, p.
         num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
+        optimized_sizes: Number of elements of each of these parameters.
         frozen: The parameters that are not trained.
         frozen_by_hooks: Names of trained parameters that are frozen when a client begins, by hooks of the run or of
             rounds; they have a place in a row, as they may thaw in any round, epoch or step.
@@ -192,7 +193,8 @@ class ParameterLayout:
         self.shared_entries, self.kept_entries = self.entries[:num_shared], self.entries[num_shared:]
         self.num_kept = sum(p.numel() for p in kept)
         self.num_parameters = size - self.num_kept
-        self.num_optimized = self.entries[self.num_grouped - 1].end if self.num_grouped else 0
+        self.optimized_sizes = [parameter.numel() for parameter in self._grouped]
+        self.num_optimized = sum(self.optimized_sizes)
         bounds = accumulate((sum(p.numel() for p in part) for part in parts), initial=0)
         slices = [slice(begin, end) for begin, end in pairwise(bounds)]
         self.group_parts: list[list[slice]] = [

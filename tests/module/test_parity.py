@@ -91,13 +91,16 @@ def assert_same(found: LightningModule, expected: LightningModule, tolerance: fl
     ("module_class", "variant"), CASES, ids=[f"{module.__name__}-{variant}" for module, variant in CASES]
 )
 def test_one_client_one_round_equals_plain_lightning(tmp_path, module_class, variant):
-    """Section 4.3: one client, one round of E epochs: parameters and buffers bitwise (norm clipping: 1e-6)."""
+    """Section 4.3: one client, one round of E epochs: parameters and buffers bitwise.
+
+    If a step leaves a parameter without a gradient, its norm is a zero here and missing there, and the sum may round
+    differently in the last bit.
+    """
     options = VARIANTS[variant]
     before = copy.deepcopy(fresh(module_class).state_dict())
     found, expected = trained(tmp_path, module_class, **options)
-    # A norm over one flat vector and over a list of tensors round differently in the last bit.
-    clips_norm = options.get("gradient_clip_algorithm") != "value" and bool(options.get("gradient_clip_val"))
-    assert_same(found, expected, 1e-6 if clips_norm else 0.0)
+    is_partial = module_class is modules.TiedGenerator and "clip" in variant
+    assert_same(found, expected, 1e-6 if is_partial else 0.0)
     assert any(name not in before or not torch.equal(before[name], v) for name, v in expected.state_dict().items())
 
 
