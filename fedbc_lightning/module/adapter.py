@@ -50,6 +50,11 @@ class Scratch(NamedTuple):
     name: str
     initial: Tensor | None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether training has put a tensor in the place of None."""
+        return self.initial is None and getattr(self.module, self.name) is not None
+
     def copy(self) -> Tensor | None:
         """Copy the present value; training may have put another tensor in its place."""
         value: Tensor | None = getattr(self.module, self.name)
@@ -172,7 +177,7 @@ class UserModule:
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
         children = [(prefix, child) for prefix, child in self.module.named_modules() if not isinstance(child, Metric)]
-        self._registered = [(child, set(buffers_of(child))) for _, child in children]
+        self._registered = [(prefix, child, set(buffers_of(child))) for prefix, child in children]
         self.scratch = [
             Scratch(f"{prefix}.{name}".lstrip("."), child, name, None if buffer is None else buffer.clone())
             for prefix, child in children
@@ -180,12 +185,19 @@ class UserModule:
             if not is_persistent(child, name)
         ]
 
+    def late_scratch(self) -> list[Scratch]:
+        """Return the buffers that do not travel and that training has registered."""
+        return [
+            Scratch(f"{prefix}.{name}".lstrip("."), child, name, None)
+            for prefix, child, names in self._registered
+            for name in buffers_of(child).keys() - names
+            if not is_persistent(child, name)
+        ]
+
     def put_scratch_back(self) -> None:
         """Restore the buffers that do not travel to what every client finds in them, or remove them if they are new."""
-        for child, names in self._registered:
-            for name in buffers_of(child).keys() - names:
-                if not is_persistent(child, name):
-                    delattr(child, name)
+        for late in self.late_scratch():
+            delattr(late.module, late.name)
         for buffer in self.scratch:
             buffer.put(buffer.initial)
 

@@ -10,7 +10,7 @@ import torch
 from fedbc_lightning.models import CIFARCNN, LogisticRegression
 from helpers import steps
 from helpers.boring import BoringData, BoringModel
-from helpers.steps import Branching, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth, assert_same_run
+from helpers.steps import Branching, Centering, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth
 from lightning.pytorch import Callback
 from torch import nn
 from torch.nn import functional
@@ -150,7 +150,7 @@ def compare(root, monkeypatch, model, *arguments, **options):
     recorded = run(root, model, *arguments, name="recorded", **options)
     with monkeypatch.context() as patch:
         patch.setattr(step_recorder, "RECORD_AFTER", {"single": 10**9, "mapped": 10**9})
-        assert_same_run(recorded, run(root, model, *arguments, name="written", **options))
+        steps.assert_same_run(recorded, run(root, model, *arguments, name="written", **options))
     return recorded
 
 
@@ -188,7 +188,7 @@ def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, mo
     whole = run(tmp_path, Smooth, name="whole", max_rounds=4)
     run(tmp_path, Smooth, name="half", max_rounds=2)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 30, "mapped": 30})
-    assert_same_run(whole, run(tmp_path, Smooth, name="half", max_rounds=4, ckpt_path="last"))
+    steps.assert_same_run(whole, run(tmp_path, Smooth, name="half", max_rounds=4, ckpt_path="last"))
 
 
 class Reading(Smooth):
@@ -231,6 +231,7 @@ class Skipping(Smooth):
         (Masking, "depends on values"),
         (Weighted, "batch_size that is a tensor"),
         (Measuring, "updates a torchmetrics Metric"),
+        (Centering, "makes the buffer 'center'"),
         (Hooked, "hooks"),
         (BoringModel, "buffers"),
         (Skipping, "no loss"),

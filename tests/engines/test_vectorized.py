@@ -11,7 +11,7 @@ from fedbc_lightning.datamodules import ArraysDataModule
 from fedbc_lightning.models import CIFARCNN
 from helpers import steps
 from helpers.boring import BoringData, BoringModel, Hidden, read_csv
-from helpers.steps import Branching, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth, assert_same_run
+from helpers.steps import Branching, Centering, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth
 from lightning.pytorch import Callback
 from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
@@ -190,7 +190,7 @@ def test_resume_is_bitwise(tmp_path, algorithm):
     whole = fit(tmp_path, "vectorized", algorithm, max_rounds=3, name="whole", **SEVEN)
     fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts", **SEVEN)
     trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=3, name="parts", ckpt_path="last", **SEVEN)
-    assert_same_run(trainer, whole)
+    steps.assert_same_run(trainer, whole)
 
 
 def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
@@ -359,6 +359,8 @@ def as_dict(items):
         ({"model": BoringModel}, "the buffer"),
         ({"model": Stepping}, "own optimizer_step"),
         ({"model": Measuring}, "torchmetrics Metric"),
+        ({"model": Centering}, "it makes the buffer 'center'"),
+        ({"model": lambda: Centering(is_placed=True)}, "it makes the buffer 'center'"),
         ({"model": LogsTheMost}, "self.log\\('train_most'\\)"),
         ({"model": Unused}, "'left.(weight|bias)' has no gradient"),
         ({"model": Branching}, "cannot map Branching.training_step over clients"),

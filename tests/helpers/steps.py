@@ -77,6 +77,20 @@ class Measuring(Smooth):
         return super().training_step(batch, batch_idx)
 
 
+class Centering(Smooth):
+    """Makes a buffer that does not travel of its first batch; ``is_placed`` gives it a place before."""
+
+    def __init__(self, is_placed: bool = False) -> None:
+        super().__init__()
+        if is_placed:
+            self.register_buffer("center", None, persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if getattr(self, "center", None) is None:
+            self.register_buffer("center", batch[0].mean(0), persistent=False)
+        return super().training_step([batch[0] - self.center, batch[1]], batch_idx)
+
+
 class LogsTheMost(Smooth):
     """Logs what is no mean, and returns its loss in a dict."""
 

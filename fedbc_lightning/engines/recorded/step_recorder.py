@@ -319,12 +319,17 @@ class StepRecorder:
         """Raise if a step is not all that happens in it.
 
         Raises:
-            NotRecordableError: torch's hooks are registered on layers or parameters, or a Metric was updated.
+            NotRecordableError: torch's hooks are registered on layers or parameters, a Metric was updated, or a buffer
+                was made.
         """
         if has_torch_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
+        # What one client makes would serve those that are mapped with it, or come after it.
+        made = [*self._user.late_scratch(), *(each for each in self._user.scratch if each.is_made)]
+        if made:
+            raise NotRecordableError(f"it makes the buffer '{made[0].full_name}' (which __init__ could make)")
 
     def _stop(self, reason: str, num_missed: int = 0) -> None:
         """Record no more; ``num_missed`` steps may have been replayed since the step was found to be as recorded."""
