@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -137,6 +137,10 @@ class ClientLoader:
         if self.gathers:
             return chain.from_iterable(self.stretches())
         return iter(self._dataloader(self.dataset))
+
+    def numbered(self) -> Iterator[tuple[Any, int, int | None]]:
+        """Yield each batch with its number within its loader, and the number of the loader if steps are told it."""
+        return zip(self, count(), repeat(None))
 
     def stretches(self) -> Iterator[Sequence[Any]]:
         """Return the batches in lists; those of one list have one form, and no code of the user's makes them."""

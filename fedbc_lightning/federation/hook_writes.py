@@ -102,8 +102,10 @@ def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
     """Let clients begin with the modes, frozen layers and options of the optimizer that hooks in this context leave."""
     optimizer, layout = federation.bench.optimizer, federation.layout
     layout.put_frozen_back()
-    with federation.user.taking_modes(), optimizer.taking_writes(hook) if hook else nullcontext():
+    federation.user.train_mode()
+    with optimizer.taking_writes(hook) if hook else nullcontext():
         yield
+    federation.user.keep_modes()
     layout.check_thawed(hook)
     layout.frozen_by_hooks = layout.frozen_now()  # so every client begins
     if layout.frozen_by_hooks:
@@ -248,9 +250,8 @@ def _share_scratch(federation: Federation) -> None:
     """Let every client start with the present values, in process 0, of the buffers that are not exchanged."""
     user = federation.user
     user.keep_scratch()
-    held = [each for each in user.scratch if each.initial is not None]
-    shared = _of_process_0(federation.fabric, [each.initial for each in held if each.initial is not None])
-    for each, value in zip(held, shared, strict=True):
+    held = [(each, each.initial) for each in user.scratch if each.initial is not None]
+    for (each, _), value in zip(held, _of_process_0(federation.fabric, [mine for _, mine in held]), strict=True):
         each.put(value)
     user.keep_scratch()
 

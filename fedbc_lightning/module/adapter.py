@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from
 from fedbc_lightning.core.private_torch import buffers_of, inside_compiled, is_persistent, set_updated
 from fedbc_lightning.core.storable import plain_copy, plain_values
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
-from fedbc_lightning.data.own_batches import OwnLoader
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, plain_name
@@ -49,11 +47,6 @@ class Scratch(NamedTuple):
     module: nn.Module
     name: str
     initial: Tensor | None
-
-    @property
-    def is_made(self) -> bool:
-        """Whether training has put a tensor in the place of None."""
-        return self.initial is None and getattr(self.module, self.name) is not None
 
     def copy(self) -> Tensor | None:
         """Copy the present value; training may have put another tensor in its place."""
@@ -223,7 +216,7 @@ class UserModule:
         # lightning.Trainer would synchronise a Metric over ranks when it is computed. Here each rank computes it for
         # another client, and not equally often, so the ranks would wait for each other for ever.
         for metric in self.metrics:
-            metric.distributed_available_fn = _never
+            metric.distributed_available_fn = bool  # which returns False
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
@@ -257,13 +250,6 @@ class UserModule:
     def keep_modes(self) -> None:
         """Let every client begin with the modes that the module's parts have now."""
         self.evaluating = frozenset(name for name, child in self.module.named_modules() if not child.training)
-
-    @contextmanager
-    def taking_modes(self) -> Iterator[None]:
-        """Let every client begin with the modes that a hook of the run or of a round leaves."""
-        self.train_mode()
-        yield
-        self.keep_modes()
 
     def train_mode(self) -> None:
         """Restore training mode as the user left it: parts that were in evaluation mode stay in it."""
@@ -355,7 +341,7 @@ class UserModule:
         self.hooks.call_module(f"on_{stage}_epoch_start")
         batch_idx, batch = 0, None
         try:
-            for raw, batch_idx, number in _numbered(loader):
+            for raw, batch_idx, number in loader.numbered():
                 batch = self.to_device(raw, number or 0)
                 if number != collector.dataloader_idx:
                     collector.start_loader(number)
@@ -414,11 +400,6 @@ def check_loaders(module: LightningModule, datamodule: FederatedDataModule) -> N
                 raise ConfigurationError(f"model: {error}") from None
 
 
-def _numbered(loader: Any) -> Iterator[tuple[Any, int, int | None]]:
-    """Return the batches of an evaluation with their numbers, and those of their loaders if there are several."""
-    return loader.numbered() if isinstance(loader, OwnLoader) else zip(loader, count(), repeat(None))
-
-
 def unwrapped(model: Any) -> Any:
     """Return the module inside ``torch.compile(module)``, with compiled steps, as lightning.Trainer does."""
     module = inside_compiled(model)
@@ -437,10 +418,6 @@ def step_stage(module: LightningModule, split: str) -> str | None:
     """Return the stage whose step runs on a split: its own, else the other one; None if both steps are missing."""
     stages = ("test", "validation") if split == "test" else ("validation", "test")
     return next((stage for stage in stages if overrides(module, f"{stage}_step", LightningModule)), None)
-
-
-def _never() -> bool:
-    return False
 
 
 def _is_on(batch: Any, device: torch.device) -> bool:

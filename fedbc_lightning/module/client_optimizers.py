@@ -135,7 +135,7 @@ class LocalOptimizer:
         self._fast_forward = FastForward()  # the kept states belong to flat groups
         if not self.is_made_anew:
             self.configured.state.restore()
-        self._take(configure(self._user) if self.is_made_anew else self.configured)
+        self._take(self._configure() if self.is_made_anew else self.configured)
 
     def plain_step(self) -> Callable[[], Any]:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.
@@ -172,7 +172,7 @@ class LocalOptimizer:
         """
         # A new optimizer for each client would cost more than the steps of a small model, so one is reset in place.
         if self.is_made_anew:
-            self._take(configure(self._user))
+            self._take(self._configure())
         elif isinstance(self._fresh, KeptState):
             self._fresh.restore()
         else:
@@ -184,8 +184,28 @@ class LocalOptimizer:
         if self.schedulers and (epochs or steps):
             count = epochs if self.schedulers[0].interval == "epoch" else steps
             moving = FastForward() if own else self._fast_forward
-            moving.move(self.optimizer, self.schedulers, count, self._made_from())
+            # What the schedulers may depend on; None if it may change
+            shim = self._user.shim
+            made_from = None if self.is_made_anew and shim.reads - LASTING else shim.peek(sorted(LASTING))
+            moving.move(self.optimizer, self.schedulers, count, made_from)
         self._set_rates(self.configured.groups, lr_scale)
+
+    def _configure(self) -> Configured:
+        """Call ``configure_optimizers`` once more.
+
+        Raises:
+            ConfigurationError: It returns another number of groups than when training began.
+        """
+        made, layout, known = configure(self._user), self._layout, self._facts[1]
+        frozen = layout.frozen_now()
+        is_other = _sizes(made) != known if self.is_made_anew else len(made.groups) != len(known)
+        if frozen and is_other:  # it may leave out what a hook has frozen, as nothing was when training began
+            layout.put_frozen_back(frozenset())
+            made = configure(self._user)
+            layout.put_frozen_back(frozen)
+        if len(made.groups) != len(known):
+            self.check("configure_optimizers, called again,", made)
+        return made
 
     def load_options(self, groups: Sequence[dict[str, Any]], lr_scale: float) -> None:
         """Give the same groups of another optimizer the options with which each client begins."""
@@ -281,7 +301,7 @@ class LocalOptimizer:
         before, kept = dict(attributes), KeptState(parts.values(), user.module)
         with isolate_rng():
             seed_globals(0, user.device)  # what draws numbers makes the same before and after
-            configured = configure(user)
+            configured = self._configure()
         self.check(hook, configured)
         schedulers = [*configured.schedulers, *map(LRSchedulerConfig, configured.kept_schedulers)]
         made = ScheduleState.read(configured.groups, schedulers)
@@ -293,16 +313,15 @@ class LocalOptimizer:
 
     def _look(self) -> tuple[Any, ...]:
         """Return what methods and engines rely on."""
-        sizes = [sum(p.numel() for p in group["params"]) for group in self.configured.groups]
-        return _kinds(self.configured), sizes, self.sgd_momentum, self.is_plain_sgd
+        return _kinds(self.configured), _sizes(self.configured), self.sgd_momentum, self.is_plain_sgd
 
     def check(self, hook: str, made: Configured | None = None) -> None:
         """Raise if the optimizer is another one than that for which methods and engines were set up."""
         if _kinds(made or self.configured) != self._facts[0] or (not made and self._look() != self._facts):
             raise ConfigurationError(
                 f"model: {hook} changed the optimizer's class, groups, schedulers or SGD's momentum or weight decay, "
-                "for which the method was set up; write them in configure_optimizers. Hooks may change learning rates "
-                "and the other options of its groups."
+                "for which the method was set up; write them in configure_optimizers, the same in each call. Hooks may "
+                "change learning rates and the other options of its groups."
             )
 
     def check_steps(self, hook: str) -> None:
@@ -317,11 +336,6 @@ class LocalOptimizer:
                 "'round', or one that monitors what evaluation logs); leave out one of the two."
             )
 
-    def _made_from(self) -> tuple[Any, ...] | None:
-        """Return the values of ``self.trainer`` that the schedulers may depend on; None if one of them may change."""
-        shim = self._user.shim
-        return None if self.is_made_anew and shim.reads - LASTING else shim.peek(sorted(LASTING))
-
     def forget(self) -> None:
         """Reset the optimizer if it holds state of the last client."""
         if any(each.state for each in self.optimizers):
@@ -334,8 +348,6 @@ class LocalOptimizer:
         self._all_schedulers = [*self.schedulers, *map(LRSchedulerConfig, configured.kept_schedulers)]
         self.has_schedulers = bool(self._all_schedulers)
         self.is_made_anew = bool(configured.reads)
-        if not self.is_made_anew:  # else they are made once more for each client
-            self._made = ScheduleState.read(configured.groups, ())
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare
@@ -353,8 +365,8 @@ class LocalOptimizer:
             self.optimizer.state.update(initial_state(self.optimizer))
             if type(self.optimizer) is SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
-        if not self.is_made_anew:
-            self._fresh = self._state()
+        if not self.is_made_anew:  # else they are made once more for each client
+            self._made, self._fresh = ScheduleState.read(configured.groups, ()), self._state()
         self._user.shim.set_optimizers(self.optimizers, self.schedulers, by_hand=self.by_hand)
 
     def _state(self) -> ScheduleState | KeptState:
@@ -396,6 +408,11 @@ def _kinds(configured: Configured) -> tuple[Any, ...]:
     """Return the classes of optimizers and schedulers, and the number of groups."""
     schedulers = [type(config.scheduler) for config in configured.schedulers]
     return list(map(type, configured.optimizers)), len(configured.groups), schedulers
+
+
+def _sizes(configured: Configured) -> list[int]:
+    """Return the number of elements of each group."""
+    return [sum(p.numel() for p in group["params"]) for group in configured.groups]
 
 
 def _changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

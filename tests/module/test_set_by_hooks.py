@@ -40,7 +40,7 @@ class Doubling(nn.Module):
 
 
 class Program(LightningModule):
-    """Its rate is an attribute, which ``configure_optimizers`` reads."""
+    """Its ``configure_optimizers`` reads the rate, an attribute, and leaves out a layer that is frozen."""
 
     def __init__(self):
         super().__init__()
@@ -50,8 +50,9 @@ class Program(LightningModule):
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), self.lr, weight_decay=0.1)
+    def configure_optimizers(self, rate=None):
+        layers = ([p for p in self.net[k].parameters() if p.requires_grad] for k in (0, 2))
+        return torch.optim.AdamW([{"params": layer} for layer in layers if layer], rate or self.lr, weight_decay=0.1)
 
 
 def groups(module):
@@ -80,7 +81,6 @@ ONE_IN = 1 if os.environ.get("ALL_CASES") else 7
 
 def with_hook(hook, what, owner):
     """The module and its callbacks, of which one sets something in a hook."""
-    name = "setup" if hook == "setup" else hook
 
     def of_module(self, *args):
         SETTINGS[what](self, getattr(self.trainer, "current_round", 1) or 1)
@@ -89,8 +89,8 @@ def with_hook(hook, what, owner):
         SETTINGS[what](pl_module, getattr(trainer, "current_round", 1) or 1)
 
     if owner == "module":
-        return fresh(type("Hooked", (Program,), {name: of_module})), []
-    return fresh(Program), [type("Hooking", (Callback,), {name: of_callback})()]
+        return fresh(type("Hooked", (Program,), {hook: of_module})), []
+    return fresh(Program), [type("Hooking", (Callback,), {hook: of_callback})()]
 
 
 @cache
@@ -166,7 +166,7 @@ class Accumulating(Program):
         return super().training_step(batch, batch_idx) * self.hparams.factor * self.table[0][0]
 
     def made_anew(self):
-        return torch.optim.AdamW(self.parameters(), self.lr / self.trainer.max_epochs)
+        return Program.configure_optimizers(self, self.lr / self.trainer.max_epochs)
 
 
 def scale(module, *, client=None):
@@ -186,6 +186,10 @@ ACCUMULATING = {
         "on_round_start": lambda m: groups(m)[0].update(lr=groups(m)[0]["lr"] * DECAY),
     },
     "frozen": {"on_round_end": lambda m: m.net[0].requires_grad_(m.trainer.current_round == 2)},
+    "frozen, read anew": {
+        "on_round_start": lambda m: m.net[0].requires_grad_(m.trainer.current_round == 2),
+        "configure_optimizers": Accumulating.made_anew,
+    },
     "weights": {"on_round_start": lambda m: m.net[0].weight.data.mul_(DECAY)},
     "modes": {"on_round_start": lambda m: m.net[1].train(m.trainer.current_round != 2)},
 }
@@ -296,7 +300,7 @@ REFUSED = {
 def test_what_methods_were_set_up_for_cannot_be_set(tmp_path, kind):
     base, change = REFUSED[kind]
     module = fresh(type("Hooked", (base,), {"on_train_start": change}))
-    with pytest.raises(ConfigurationError, match=r"on_train_start (changed the optimizer's|set a learning rate)"):
+    with pytest.raises(ConfigurationError, match=r"changed the optimizer's|on_train_start set a learning rate"):
         federated(tmp_path, module, [], "sequential", 1)
 
 

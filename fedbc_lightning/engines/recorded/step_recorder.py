@@ -327,8 +327,8 @@ class StepRecorder:
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
         # What one client makes would serve those that are mapped with it, or come after it.
-        made = [*self._user.late_scratch(), *(each for each in self._user.scratch if each.is_made)]
-        if made:
+        filled = [each for each in self._user.scratch if each.initial is None and each.copy() is not None]
+        if made := [*self._user.late_scratch(), *filled]:
             raise NotRecordableError(f"it makes the buffer '{made[0].full_name}' (which __init__ could make)")
 
     def _stop(self, reason: str, num_missed: int = 0) -> None:
