@@ -132,7 +132,7 @@ class Recorder:
             if isinstance(logger, both(TensorBoardLogger)):
                 logger.experiment.flush()
         path = self.folder / run_folder.LAST
-        checkpoint.save_atomically(self.checkpoint(self._states, is_last=True), path)
+        checkpoint.save_atomically(self.checkpoint(self._states, is_last=True), path, self._run.lock.check)
         self._last_written = time.perf_counter()
         self._write_seconds = self._last_written - started
 

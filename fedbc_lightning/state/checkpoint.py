@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ WHERE_ABSENT = {
 SOURCE = "fedbc_lightning_source"
 
 
-def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
+def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], None] = lambda: None) -> None:
     """Write a checkpoint so that `path` holds the old or the new file, whenever the process or the machine dies.
 
     The steps are: temporary file, fsync, replace, fsync of the folder. The replace is the only commit point. Before
@@ -40,6 +41,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     Args:
         checkpoint: The content of the checkpoint.
         path: The file to write; its folder is made if only the last level is missing.
+        check: Raises if the folder belongs to another process by now.
 
     Raises:
         ConfigurationError: The checkpoint holds an object that could not be loaded again; the old file stays.
@@ -52,6 +54,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             torch.load(partial, map_location="cpu", mmap=True)
+            check()  # who takes the folder over from now on removes the temporary file, so nothing is replaced
     except Exception as error:
         found = None if files.os_error(error) else find_unreadable(checkpoint)
         if found is None:

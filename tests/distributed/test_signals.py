@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import stat
 
 import pytest
 import torch
@@ -23,8 +21,8 @@ from fedbc_lightning.state import checkpoint
 if os.environ.get("SLOW_SAVE"):
     save = checkpoint.save_atomically
 
-    def save_slowly(content, path):
-        save(content, path)
+    def save_slowly(content, path, *check):
+        save(content, path, *check)
         if content["fedbc_lightning"]["round"]:
             print("saving", flush=True)
             time.sleep(1.5)
@@ -107,30 +105,3 @@ def test_a_third_signal_gives_the_save_up(project):
     assert "saved" not in done.stdout
     assert "still stopping" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_job_of_slurm_is_requeued_and_goes_on(project):
-    """A pretended ``scontrol`` takes down what it is called with."""
-    tool = project / "scontrol"
-    tool.write_text("#!/bin/sh\necho $@ >> scontrol.log\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
-    slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "study", "SLURM_PROCID": 0, "SLURM_LOCALID": 0,
-             "SLURM_NODEID": 0, "SLURM_NODELIST": "localhost", "PATH": f"{project}:{os.environ['PATH']}"}  # fmt: skip
-    number = ["--trainer.callbacks.number", int(signal.SIGUSR1)]
-    done = run(project, *number, **slurm)
-    assert done.returncode == 128 + signal.SIGUSR1, done.stderr
-    assert (project / "scontrol.log").read_text() == "requeue 7\n"
-    assert "job 7 is in the queue again" in done.stderr
-    again = ["--trainer.max_rounds", "4", "--trainer.callbacks.number", 0]
-    slurm["SLURM_RESTART_COUNT"] = 1
-    for said in ("goes on from 'runs/tiny/FedAvg-0/", "has finished: 4 rounds. Nothing is done"):
-        done = run(project, *again, **slurm)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stderr + done.stdout
-        assert last_round(project) == 4
-    # The next line of the script has not begun yet, and the one that another job has done is not its own.
-    for job, numbers in ((7, 2), (8, 3)):
-        slurm["SLURM_JOB_ID"] = job
-        done = run(project, *again, "--model.lr", 0.2, **slurm)
-        assert done.stdout.count("round ") == 4, done.stdout
-        assert len(list(project.glob("runs/tiny/FedAvg-0*"))) == numbers

@@ -58,7 +58,7 @@ def flipped_bits(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]
             path = bench.copy_part(PART, root) / "checkpoints" / name
             content = bytearray(path.read_bytes())
             if draw is None:
-                numbers = NUMBERS[name](torch.load(root / "state.pt", weights_only=True))
+                numbers = NUMBERS[name](torch.load(path.parents[1] / "state.pt", weights_only=True))
                 places = [content.find(number.numpy().tobytes()[:16]) + 2 for number in numbers]
                 content[max(places)] ^= 1  # the last bit of the mantissa's upper part
             else:

@@ -62,8 +62,9 @@ def watch(root: Path, see: Callable[[Operation, int], None]) -> None:
     counts: Counter[str] = Counter()
 
     def seen(verb: str, path: Any, begin: int = 0) -> None:
-        if str(path).startswith(f"{root}/"):
-            name = f"{verb} " + TEMPORARY.sub(r"\1", Path(str(path)).name)
+        path = os.path.abspath(str(path))
+        if path.startswith(f"{root}/"):
+            name = f"{verb} " + TEMPORARY.sub(r"\1", Path(path).name)
             counts[name] += 1
             see(Operation(name, counts[name]), begin)
 
@@ -139,7 +140,7 @@ def at_random_moments(bench: Bench, count: int, rng: random.Random) -> Iterator[
         yield Case(f"SIGKILL after {seconds:.3f} s", try_it)
 
 
-@kind("kill-at-operation", 60, 3, is_general=True)
+@kind("kill-at-operation", 60, 2, is_general=True)
 def at_operations(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """The run dies before an operation on a file, or in the middle of what it writes."""
     found = operations(bench)

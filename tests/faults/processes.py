@@ -1,4 +1,4 @@
-"""Processes that are stopped, killed or interrupted, of a run of two and with workers, and two that resume one run."""
+"""Processes that are stopped, killed or interrupted, of a run of two and with workers."""
 
 from __future__ import annotations
 
@@ -138,13 +138,11 @@ def one_of_two_never_comes(bench: Bench, count: int, rng: random.Random) -> Iter
         yield Case(f"process {absent} dies before they have met", try_it)
 
 
-@kind("signal", 40)
+@kind("signal", 40, 0)
 def signals_with_workers(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
     """Signals at random moments, at which workers are started and ended, too; each ends the run."""
-    whole = bench.folder / "whole_with_workers"
-    seconds = bench.timed(lambda: bench.train(whole, data=WorkersData()))
     for index in range(count):
-        number, after = SIGNALS[index % len(SIGNALS)], rng.uniform(0.05, 1.0) * seconds
+        number, after = SIGNALS[index % len(SIGNALS)], rng.uniform(0.1, 5.0) * bench.seconds  # to start them takes long
 
         def try_it(root: Path, number: int = number, after: float = after) -> str | None:
             child = Child(lambda: bench.train(root, data=WorkersData()), root.with_name(root.name + "_said"))
@@ -154,7 +152,7 @@ def signals_with_workers(bench: Bench, count: int, rng: random.Random) -> Iterat
             if status == 0 and "stopping after this step" in said:
                 return "the signal was said, and the run went on to its end"
             bench.timed(lambda: bench.train(root, data=WorkersData()))
-            return bench.lost(root, whole)
+            return bench.lost(root)
 
         yield Case(f"{number.name} after {after:.3f} s", try_it)
 
@@ -179,29 +177,3 @@ def a_second_signal_in_the_save(bench: Bench, count: int, rng: random.Random) ->
             return bench.resumed(root)
 
         yield Case(f"Ctrl-C before {first} and {second}", try_it)
-
-
-@kind("two-at-once", 12, is_general=True)
-def two_at_once(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
-    """The second starts while the first is stopped somewhere in its writes, and is refused; the first goes on."""
-    names = ("open clients.csv", "create last.ckpt", "write last.ckpt", "os.rename last.ckpt", "fsync checkpoints")
-    moments = [Operation(name, k) for k in (3, 2, 1) for name in names]  # each of the three rounds that are left
-    for moment in [moments[0], *rng.sample(moments[1:], count - 1)]:
-
-        def try_it(root: Path, moment: Operation = moment) -> str | None:
-            def stop() -> None:
-                at_operation(moment, root, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-                bench.train(root)
-
-            bench.copy_part(1, root)
-            first = Child(stop, root.with_name(root.name + "_said"))
-            if not os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]):
-                return f"it ended before {moment}"
-            status, said = bench.resume(root, REFUSED)
-            os.kill(first.pid, signal.SIGCONT)
-            bench.expect(first)
-            if status != REFUSED or not is_one_line(said) or "is being written by" not in said:
-                return f"the second was not refused: status {status}, {said[-500:]}"
-            return bench.lost(root)
-
-        yield Case(f"a second resume while the first is stopped before {moment}", try_it)

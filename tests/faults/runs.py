@@ -69,6 +69,7 @@ class Child:
         file = os.open(self._said, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         status = 0
         try:
             act()
@@ -123,9 +124,9 @@ class Bench:
     def train(self, root: Path, rounds: int = ROUNDS, **options: Any) -> None:
         """Train, or go on with, the run in ``root``, in this process."""
         options = {"checkpoint_every_n_rounds": 1, "max_rounds": rounds, **self._options(), **options}
-        trainer = fit(root, self._algorithm, "last", **options)
+        trainer = fit(root, self._algorithm, **{"ckpt_path": "last", **options})
         if trainer._fabric.is_global_zero:
-            torch.save(state_of(trainer), root / "state.pt")
+            torch.save(state_of(trainer), Path(trainer.log_dir, "state.pt"))
 
     def timed(self, *acts: Callable[[], None]) -> float:
         """Do something to its end, in a process for each act; returns how many seconds it took."""
@@ -160,25 +161,33 @@ class Bench:
 
     def lost(self, root: Path, whole: Path | None = None) -> str | None:
         """What differs from an undisturbed run; None: nothing, to the bit."""
-        folders = whole or self.whole, root
-        runs = [only_run(folder / "default") for folder in folders]
-        found = sorted(os.listdir(root / "default"))
-        if len(found) != 1:
-            return f"there are {found}"
-        try:
-            assert_equal_trees(*(torch.load(folder / "state.pt", weights_only=True) for folder in folders))
-        except AssertionError as error:
-            return f"the state differs at {error}"
-        for name in ("metrics", "clients", "evaluation"):
-            tables = [without_times(read_csv(run / f"{name}.csv")) for run in runs]
-            if tables[0] != tables[1]:
-                return f"{name}.csv differs"
-        return None
+        return runs_differ(root / "default", (whole or self.whole) / "default")
 
     def resumed(self, root: Path) -> str | None:
         """Go on to the end, and compare."""
         self.resume(root)
         return self.lost(root)
+
+
+def runs_differ(folder: Path, whole: Path) -> str | None:
+    """How the runs below a folder differ from undisturbed ones; None: in nothing, to the bit."""
+    found, expected = (
+        [*map(str, sorted(p.relative_to(f) for p in f.rglob("*") if p.is_dir()))] for f in (folder, whole)
+    )
+    if found != expected:
+        return f"there are {found}"
+    for path in sorted(whole.rglob("*.*")):
+        paths = [root / path.relative_to(whole) for root in (folder, whole)]
+        try:
+            if path.suffix in (".pt", ".ckpt"):
+                # Runs of a study leave only the latter, which holds times as well.
+                states = [torch.load(each, weights_only=True) for each in paths]
+                assert_equal_trees(*(state.get("state_dict", state) for state in states))
+            elif path.suffix in (".csv", ".md"):
+                assert_equal_trees(*(without_times(read_csv(each)) for each in paths))
+        except AssertionError as error:
+            return f"{paths[0]} differs at {error}"
+    return None
 
 
 def is_one_line(said: str) -> bool:

@@ -121,6 +121,14 @@ def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
     assert "model.lr was 0.1 when the checkpoint was written and is 0.2 now" in said[1]
 
 
+def test_a_job_that_is_started_again_goes_on_with_its_own_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for job, rounds, name in (("7", 1, "FedAvg-1"), ("8", 1, "FedAvg-1-1"), ("7", 2, "FedAvg-1")):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+        found = make_trainer(tmp_path, max_rounds=rounds).fit(make_model(), BoringData(), FedAvg())
+        assert (found.folder.name, found.last_round) == (name, rounds)
+
+
 def test_a_finished_run_says_so_and_changes_nothing(tmp_path, caplog):
     def fit():
         trainer, model = make_trainer(tmp_path, max_rounds=1, logger=True), make_model()

@@ -1,9 +1,6 @@
 """Stop and resume, bit for bit, what is refused by name, and what is warned of."""
 
-import random
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,69 +8,15 @@ import torch
 from helpers.boring import (
     BoringData,
     BoringModel,
-    assert_equal_trees,
     make_model,
     make_trainer,
     read_csv,
-    without_times,
 )
-from helpers.programs import forked, run_fresh, run_python, wait_until
 from lightning.pytorch.callbacks import EarlyStopping
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import ComposedAlgorithm
 from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, WeightedAverage
-
-NUM_KILLS = 2
-COMMAND = [
-    "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "20",
-    "--trainer.name", "run", "--algorithm", "FedBC", "--algorithm.dual_lr", "0.01", "--algorithm.dual_momentum", "0.5",
-    "--trainer.default_root_dir",
-]  # fmt: skip
-
-
-def same_run(left: Path, right: Path) -> None:
-    """Two finished runs: every tensor of last.ckpt, every table, of metrics.csv but for its clock columns."""
-    saved = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (left, right)]
-    assert_equal_trees(*saved)
-    for name in ("clients.csv", "evaluation.csv"):
-        assert (left / name).read_bytes() == (right / name).read_bytes()
-    assert without_times(read_csv(left / "metrics.csv")) == without_times(read_csv(right / "metrics.csv"))
-
-
-def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows of one curve, sorted: files of one second may have names in another order."""
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return sorted((event.step, event.value) for event in events.Scalars(tag))
-
-
-def test_sigkill_at_random_moments_changes_nothing(tmp_path):
-    whole = tmp_path / "whole"
-    run_fresh([*COMMAND, whole], tmp_path).check_returncode()
-    broken, rng, kills = tmp_path / "broken", random.Random(0), 0
-    resume = [*COMMAND, broken, "--ckpt_path", "last"]
-    for _ in range(NUM_KILLS):
-        enough = _rounds(broken) + rng.randint(1, 6)
-        with forked(resume, tmp_path) as program:
-            wait_until(lambda enough=enough: _rounds(broken) >= enough, program)
-            time.sleep(rng.uniform(0, 0.2))
-            program.kill()
-            kills += program.finish().returncode == -signal.SIGKILL
-    run_python(resume, tmp_path).check_returncode()
-    assert kills == NUM_KILLS
-    assert [p.name for p in (broken / "run").iterdir()] == ["FedBC-0"]
-    same_run(whole / "run" / "FedBC-0", broken / "run" / "FedBC-0")
-    for tag in ("train/loss", "accuracy/global"):
-        expected = scalars(whole / "run" / "FedBC-0", tag)
-        assert scalars(broken / "run" / "FedBC-0", tag) == expected
-    assert len(expected) == 21
-
-
-def _rounds(root: Path) -> int:
-    path = root / "run" / "FedBC-0" / "metrics.csv"
-    return path.read_text().count("\n") if path.is_file() else 0
 
 
 def test_early_stopping_resumes_its_patience(tmp_path):

@@ -2,99 +2,24 @@
 
 import os
 import shutil
-import signal
-import socket
-import time
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
-from lightning.pytorch import Callback
 
-from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning import FedAvg
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run import lock as run_lock
 from fedbc_lightning.run.lock import RunLock
 
-HOST = socket.gethostname()
 
-
-@contextmanager
-def other_process(folder, host=HOST):
-    """A process that has the lock, maybe on another machine, and a worker of its own that outlives it."""
-    is_ready, ready = os.pipe()
-    child = os.fork()
-    if not child:
-        with mock.patch("socket.gethostname", return_value=host):
-            lock = RunLock()
-            lock.take(folder)
-        worker = os.fork()
-        if worker:
-            os.write(ready, str(worker).encode())
-        signal.pause()
-    worker = int(os.read(is_ready, 100))
-    try:
-        yield child, worker
-    finally:
-        os.kill(worker, signal.SIGKILL)
-        os.close(is_ready)
-        os.close(ready)
-
-
-def test_a_folder_belongs_to_one_process_until_that_dies(tmp_path):
-    with other_process(tmp_path) as (pid, worker):
-        shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}_copy"))  # opens and closes the lock file
-        with pytest.raises(ConfigurationError, match=rf"'{tmp_path}' is being written by process {pid} on "):
-            RunLock().take(tmp_path)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.kill(worker, 0)  # it lives
-        with RunLock() as lock:
-            lock.take(tmp_path)
-            shutil.copytree(tmp_path, tmp_path / "copy")
-            with RunLock() as other:
-                other.take(tmp_path / "copy")
-
-
-def test_what_another_machine_has_is_free_when_it_is_not_touched(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(run_lock, "SECONDS_BETWEEN_TOUCHES", 0.1)
-    monkeypatch.setattr(run_lock, "SECONDS_TO_LIVE", 1.0)
-    monkeypatch.setattr("time.time", lambda now=time.time: now() + 3600)  # the file system's clock alone counts
-    with other_process(tmp_path, "node7") as (pid, _):
-        assert RunLock().owner_after_trying(tmp_path) == f"process {pid} on node7"
-        with pytest.raises(ConfigurationError, match=f"is being written by process {pid} on node7"):
-            RunLock().take(tmp_path)  # having waited for a touch
-        os.kill(pid, signal.SIGSTOP)
-        with RunLock() as lock:
-            lock.take(tmp_path)
-        assert f"has the lock of process {pid} on node7; waiting" in caplog.text
-        os.kill(pid, signal.SIGKILL)
-
-
-class Sleeps(Callback):
-    """Its machine does not touch the lock file for so long that another one takes the run over."""
-
-    def on_round_end(self, trainer, pl_module):
-        if trainer.current_round == 2:
-            folder = Path(trainer.log_dir)
-            os.utime(folder / ".lock", (0, 0))
-            with RunLock() as other:
-                other.take(folder)
-                self.before = contents(folder)
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-
-
-def test_who_has_lost_a_run_writes_nothing_more(tmp_path):
-    sleeper = Sleeps()
-    with pytest.raises(ConfigurationError, match=r"FedAvg-1' was taken over by .* touch its \.lock for 300 s; it ends"):
-        fit(tmp_path, [sleeper], checkpoint_every_n_rounds=1, logger=True)
-    assert contents(tmp_path) == sleeper.before
+def test_a_copy_of_a_locked_folder_is_free_and_to_copy_it_frees_nothing(tmp_path):
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        shutil.copytree(tmp_path, tmp_path / "copy")  # opens and closes the lock file
+        with RunLock() as other:
+            other.take(tmp_path / "copy")
+        lock.check()
 
 
 def fit(root, callbacks=None, model=None, **options):

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import yaml
 from helpers.command_line import run_cli
 from helpers.folders import only_run
@@ -164,30 +163,6 @@ def test_failures_are_told_and_stop_nothing(project, compare):
 def checkpoints(folder):
     """Of which runs something was saved; folders may go while one looks."""
     return glob.glob(f"{folder}/**/last.ckpt", recursive=True)
-
-
-def test_a_killed_study_ends_as_one_that_was_not(project, compare):
-    """Killed as soon as two of its three runs have a checkpoint, and its workers with it."""
-    long = {"overrides": {"trainer.max_rounds": 40}, "variants": {"all": {}}, "seeds": 1}
-    write(project, **long, workers=2)
-    write(project, "whole.yaml", **long, workers=1)
-    compare("whole.yaml")
-    folder = project / "studies/study"
-    with forked([*COMPARE, "study.yaml"], project) as program:
-        wait_until(lambda: len(checkpoints(folder)) >= 2, program)
-        program.kill()
-        assert program.finish().returncode == -signal.SIGKILL  # once its workers have ended, too
-    rounds = [torch.load(path, weights_only=True)["epoch"] for path in checkpoints(folder)]
-    assert min(rounds) < 40, "workers went on with what they were at"
-    assert not (folder / "results.csv").exists()
-    said = compare("study.yaml")
-    assert "study: 3 runs" in said
-    killed, whole = (results(project / f"studies/{name}") for name in ("study", "whole"))
-    killed["folder"] = killed["folder"].str.replace("studies/study/", "studies/whole/")
-    pd.testing.assert_frame_equal(killed.drop(columns="seconds"), whole.drop(columns="seconds"))
-    for name in ("table.md", "differences.csv"):
-        texts = [(project / f"studies/{study}" / name).read_text() for study in ("study", "whole")]
-        assert texts[0].replace("# study", "# whole") == texts[1]
 
 
 def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(project, compare):
