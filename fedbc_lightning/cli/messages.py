@@ -51,7 +51,7 @@ _BROKEN_IMPORT = re.compile(
     r"No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+'"
 )
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
-_EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
+_EXPECTED = re.compile(r"Expected an? (?:<class '(?:collections\.abc\.)?(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
 _HELP = re.compile(r"^--([\w.]+)\.help: ")
@@ -152,8 +152,9 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
     expected = _EXPECTED.findall(message)
     if expected and value is not None:
-        kinds = dict.fromkeys(kind.replace("NoneType", "null") for kind, _ in expected if kind)
-        literals = [word.strip(" '") for _, words in expected for word in words.split(",") if word]
+        words = {"NoneType": "null", "Sequence": "a list", "list": "a list"}
+        kinds = dict.fromkeys(words.get(kind, kind) for kind, _ in expected if kind)
+        literals = [word.strip(" '") for _, listed in expected for word in listed.split(",") if word]
         return f"{at}got '{value}'; give {' or '.join([*literals, *kinds])}"
     if message.startswith("the following arguments are required:"):
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()

@@ -33,6 +33,7 @@ MISTAKES = {
     # values
     f"{FIT} --trainer.max_rounds many": "error: trainer.max_rounds: got 'many'; give int\n",
     f"{FIT} --trainer.deterministic maybe": "deterministic: got 'maybe'; give warn or bool or null\n",
+    f"{FIT} --data PartitionedDataModule --data.clients domain": "data.clients: got 'domain'; give a list or null",
     f"{FIT} --trainer.max_rounds": "--trainer.max_rounds: expected one argument",
     f"{FIT} --trainer.stragglers 0.5": "got '0.5'; give {fraction: ..., dropout: ..., partial_work: ...}",
     # classes
