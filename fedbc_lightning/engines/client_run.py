@@ -17,7 +17,7 @@ from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.local_step import Training
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.module.collector import batch_size_of, by_plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state import WrittenParametersError
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
@@ -260,7 +260,7 @@ class ClientRun(ABC):
         shared, kept = row.split([layout.num_parameters, layout.num_kept]) if layout.num_kept else (row, row[:0])
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         w = shared.to(layout.master_dtype, copy=not (is_last and len(self.cohort) == 1))
-        logged = self.collector.result()
+        logged = by_plain_name(self.collector.logged())
         losses = read(self.losses)
         if losses:
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))

@@ -27,7 +27,7 @@ from fedbc_lightning.core.storable import plain_copy, plain_values
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import check
-from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, plain_name
+from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, by_plain_name
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
 from fedbc_lightning.module.mistakes import locate_step
@@ -359,7 +359,7 @@ class UserModule:
             raise
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})
-        result = {plain_name(name): value for name, value in collector.means().items()}
+        result = by_plain_name(collector.means())
         self.best_metrics.stage()
         return result
 

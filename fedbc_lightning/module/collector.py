@@ -38,6 +38,18 @@ def plain_name(name: str) -> str:
     return name
 
 
+def by_plain_name(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a module has logged by :func:`plain_name`; a line names those of which one alone can be kept."""
+    found = {plain_name(name): value for name, value in logged.items()}
+    if len(found) < len(logged):
+        names = [name for name in logged if [*map(plain_name, logged)].count(plain_name(name)) > 1]
+        _cache.warn(
+            f"model: {' and '.join(map(repr, names))} are logged, which are one metric, as a stage's prefix is left "
+            "out; the last value alone is kept. Give each a word of its own."
+        )
+    return found
+
+
 def reduction(reduce_fx: Any) -> str:
     """Return the name of a reduction that ``self.log`` was given as a name or a function.
 
@@ -348,10 +360,6 @@ class MetricCollector:
         means = self.means()
         return dict(zip(means, read(means.values()), strict=True))
 
-    def result(self) -> dict[str, float]:
-        """Return the values by their names without the prefix of the stage, see :func:`plain_name`."""
-        return {plain_name(name): value for name, value in self.logged().items()}
-
 
 class ColumnCollector(MetricCollector):
     """Collects values of K clients at once, whose batches have one size: a value is one number, or has shape (K,).
@@ -369,15 +377,12 @@ class ColumnCollector(MetricCollector):
         return value.detach().expand(self._num_clients) if is_column else one_number(name, value)
 
     def results(self) -> list[dict[str, float]]:
-        """Return for each client what :meth:`result` gives."""
-        self.end_epoch()
+        """Return for each client the values by their names without the prefix of the stage."""
         found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
-        for name, total in self._totals.items():
-            mean = total.value()
+        for name, mean in by_plain_name(self.means()).items():
             values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
-            shown = plain_name(name)
             for result, value in zip(found, values, strict=True):
-                result[shown] = value
+                result[name] = value
         return found
 
 

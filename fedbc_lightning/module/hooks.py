@@ -45,8 +45,7 @@ class Hooks:
 
     def listens(self, name: str) -> bool:
         """Return whether a callback or the module overrides the hook."""
-        callbacks, own = self._find(name)
-        return bool(callbacks) or own is not None
+        return any(self._find(name))
 
     @property
     def is_there_any(self) -> bool:
@@ -58,10 +57,6 @@ class Hooks:
             if not is_ours(owner)
             for name in dir(owner)
         )
-
-    def listens_itself(self, name: str) -> bool:
-        """Return whether the module overrides the hook."""
-        return self._find(name)[1] is not None
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the hook of the callbacks, then that of the module, and return what the module's hook returned."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -122,9 +122,8 @@ def refuse_if_nothing_logs(run: Run, callback: Callback, monitor: str, *, is_eva
     if not run.progress.current_round and not (is_evaluations and name_in_log(monitor, ()) == monitor):
         # Hooks at the end of a round and parts of the server that are not our own may still log any name.
         listeners = [one for one in run.hooks.callbacks if overrides(one, "on_round_end", Callback)]
-        is_users = run.hooks.listens_itself("on_round_end") or not all(
-            map(is_ours, [*listeners, *run.federation.server_parts])
-        )
+        is_own = overrides(run.user.module, "on_round_end", LightningModule)
+        is_users = is_own or not all(map(is_ours, [*listeners, *run.federation.server_parts]))
         if is_users or not is_evaluations:
             return
     problem = problem_of(run, monitor) if is_evaluations else None

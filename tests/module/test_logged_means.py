@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbc_lightning.engines.step_function import LoggedCall, log_replayed
-from fedbc_lightning.module.collector import MetricCollector, WeightedMean
+from fedbc_lightning.module.collector import MetricCollector, WeightedMean, by_plain_name
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 
@@ -109,3 +109,11 @@ def test_no_gradient_is_kept():
     """A kept graph would hold a client's activations until the client ends."""
     value = torch.tensor(1.0, requires_grad=True) * 2
     assert not mean_of([value, value.to(torch.bfloat16)], [2, 2]).value().requires_grad
+
+
+def test_names_that_are_one_metric_are_said():
+    collector = MetricCollector()
+    for name, value in {"train_twice": 1.0, "other": 2.0, "train/twice": 3.0}.items():
+        collector.log(name, value, batch_size=1)
+    with pytest.warns(UserWarning, match="'train_twice' and 'train/twice' are logged, which are one metric"):
+        assert by_plain_name(collector.logged()) == {"twice": 3.0, "other": 2.0}

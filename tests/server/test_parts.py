@@ -11,7 +11,7 @@ from fedbc_lightning import ConfigurationError, UniformSampler
 from fedbc_lightning.core.seeding import derive, preserved_globals, seed_globals
 from fedbc_lightning.federation.participation import num_sampled
 from fedbc_lightning.local import Linear, Proximal
-from fedbc_lightning.module.collector import MetricCollector
+from fedbc_lightning.module.collector import MetricCollector, by_plain_name
 from fedbc_lightning.server import Sums
 
 
@@ -104,7 +104,7 @@ def test_collector_weighs_by_batch_size_and_computes_metrics_per_epoch():
             collector.log("train/metric", metric)
             collector.log("max", value, reduce_fx="max")
         collector.end_epoch()
-    result = collector.result()
+    result = by_plain_name(collector.logged())
     assert result["loss"] == pytest.approx((10 + 60 + 30 + 120) / 80)
     assert result["metric"] == pytest.approx((1.5 + 3.5) / 2)
     assert result["max"] == pytest.approx(3.0)

@@ -249,16 +249,6 @@ def test_evaluation_interval_and_client_subset(tmp_path):
     assert rows[-1]["num_clients/evaluated"] == "2.0"
 
 
-def test_module_asks_its_trainer_for_something_else(tmp_path):
-    class Model(BoringModel):
-        def on_train_epoch_start(self):
-            assert self.trainer.max_epochs == 2
-            self.trainer.save_checkpoint("x")
-
-    with pytest.raises(AttributeError, match=r"save_checkpoint does not exist in federated training"):
-        fit(tmp_path, model=make_model(Model), local_epochs=2)
-
-
 def methods_of_loaders():
     return [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")]
 

@@ -22,7 +22,7 @@ from fedbc_lightning.engines.stacked.cohort_batches import Stack, like, stacked_
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local.solvers import Client
-from fedbc_lightning.module.collector import plain_name
+from fedbc_lightning.module.collector import by_plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
@@ -326,18 +326,19 @@ class Counts:
 
     def __init__(self, num_clients: int) -> None:
         self._num_clients = num_clients
-        # By name: stacks whose tensors are the values of their batches, and whose sizes are the weights
-        self._parts: dict[str, list[Stack]] = defaultdict(list)
+        # Stacks whose tensors are the values of their batches, and whose sizes are the weights; what is logged, by name
+        self._losses: list[Stack] = []
+        self._logged: dict[str, list[Stack]] = defaultdict(list)
 
     def add(self, stack: Stack, output: StepOutput) -> None:
         """Keep the loss and the logged values of a step."""
-        self._parts["loss"].append(stack._replace(tensors=output.loss))
+        self._losses.append(stack._replace(tensors=output.loss))
         for call in output.logged:
             weight = stack.size if call.batch_size is None else call.batch_size
             value, is_aligned = call.value, stack.is_aligned
             if not isinstance(value, Tensor):  # a number counts for all rows
                 value, is_aligned = output.loss.new_full((len(stack.rows),), value, dtype=torch.float64), False
-            self._parts[f"logged {call.name}"].append(Stack(stack.rows, value, weight, is_aligned))
+            self._logged[call.name].append(Stack(stack.rows, value, weight, is_aligned))
 
     def read(self, steps: Sequence[int]) -> tuple[Tensor, list[dict[str, Any]]]:
         """Return the plain mean (K,) of each client's losses, and its columns of ``clients.csv``.
@@ -345,17 +346,16 @@ class Counts:
         These are its number of steps, and the means of losses and logged values, weighted by batch size.
         """
         losses, records = torch.zeros(0), [{"num_steps": num_steps} for num_steps in steps]
-        for name, parts in self._parts.items():
+        for name, parts in (*[("loss", self._losses)] * bool(self._losses), *by_plain_name(self._logged).items()):
             rows, values = torch.from_numpy(np.concatenate([part.rows for part in parts])), _joined(parts)
             weights = np.repeat([part.size for part in parts], [len(part.rows) for part in parts]).astype(float)
-            if name == "loss":
+            if parts is self._losses:
                 losses = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
             totals = self._sums(rows, weights)
             means = self._sums(rows, values * torch.from_numpy(weights)) / totals
-            column = "train_loss" if name == "loss" else f"train_{plain_name(name.removeprefix('logged '))}"
             for record, mean, total in zip(records, means.tolist(), totals.tolist(), strict=True):
                 if total > 0:  # else the client has logged no value of this name
-                    record[column] = mean
+                    record[f"train_{name}"] = mean
         return losses, records
 
     def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
