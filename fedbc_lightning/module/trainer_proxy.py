@@ -206,9 +206,8 @@ class ModuleTrainer:
     @property
     def is_last_batch(self) -> bool:
         """Whether the batch is the last of its local epoch."""
-        if self.current_client is None or self.collector is None:
-            return False
-        return self.collector().num_batches == self._values["num_training_batches"]
+        is_in_batch = self.current_client is not None and self.collector is not None
+        return is_in_batch and self.collector().num_batches == self._values["num_training_batches"]
 
     @property
     def should_stop(self) -> bool:
