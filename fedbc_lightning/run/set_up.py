@@ -31,15 +31,9 @@ from fedbc_lightning.state import checkpoint
 
 
 def set_up(
-    request: Request,
-    settings: RunSettings,
-    fabric: Fabric,
-    hooks: Hooks,
-    progress: Progress,
-    lock: RunLock,
-    identity: Identity,
-    beginning: Beginning,
-) -> Run:
+    request: Request, settings: RunSettings, fabric: Fabric, hooks: Hooks, progress: Progress, lock: RunLock,
+    identity: Identity, beginning: Beginning,
+) -> Run:  # fmt: skip
     """Set a run up in this process over data that are set up, before the state of a checkpoint is restored.
 
     Args:

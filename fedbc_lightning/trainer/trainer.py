@@ -60,6 +60,8 @@ class FederatedTrainer(RunView):
         2
     """
 
+    _given: tuple[Any, Any] = None, None  # data and algorithm of the last run
+
     @with_arguments_of(RunSettings)
     def __init__(self, settings: RunSettings) -> None:
         prepare_deterministic(settings.deterministic)
@@ -108,6 +110,9 @@ class FederatedTrainer(RunView):
         ckpt_path: str | os.PathLike | None = None,
     ) -> dict[str, float]:
         """Evaluate the global and local models on the validation data; see :meth:`fit` for the arguments.
+
+        Data and algorithm are those of this trainer's last run where they are left out; :meth:`test`, :meth:`predict`
+        and :meth:`export` do the same.
 
         Returns:
             The metrics by name, as in ``metrics.csv``.
@@ -233,11 +238,15 @@ class FederatedTrainer(RunView):
         task: Callable[[Run], Any], takes_other_seed: bool = False, is_strict: bool = False,
     ) -> Any:  # fmt: skip
         """Run a task in all processes, and return its result."""
+        if fn != TrainerFn.FITTING:  # as lightning.Trainer, whose other verbs find the data of its fit
+            given = zip((datamodule, algorithm), self._given, strict=True)
+            datamodule, algorithm = (last if mine is None else mine for mine, last in given)
         # Before anything is started or written: a mistake in what is given costs no process and no folder.
         model = unwrapped(model)
         check_module(model)
         check_datamodule(datamodule, model)
         check_algorithm(algorithm)
+        self._given = datamodule, algorithm
         request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed, is_strict)
         # Lightning's callbacks ask trainer.state.fn whether they see a fit.
         self.state.fn = fn

@@ -139,10 +139,10 @@ def test_evaluation_equals_a_loop_by_hand(run):
 
 
 def test_a_test_gives_the_numbers_of_the_log(run):
-    """From the checkpoint and after the run, with its own local models."""
+    """From the checkpoint and after the run, with its own local models, data and method."""
     root, last = run.trainer.default_root_dir, run.metrics[-1]
     another = make_trainer(root, name="here").test(make_model(), BoringData(), FedBC(dual_lr=0.01), ckpt_path="last")
-    for found in (another, run.trainer.test(run.model, run.data, FedBC(dual_lr=0.01))):
+    for found in (another, run.trainer.test(run.model)):
         for name in ("accuracy/global", "loss/local", "accuracy/std"):
             assert found[name] == float(last[name])
 
