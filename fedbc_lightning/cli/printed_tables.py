@@ -15,7 +15,7 @@ from rich.table import Table
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
-from fedbc_lightning.data.partition_report import save_partition_report
+from fedbc_lightning.data.partition_report import in_words, save_partition_report
 from fedbc_lightning.trainer.arguments import check_datamodule
 
 if TYPE_CHECKING:
@@ -68,29 +68,11 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)
     console = Console()
-    console.print(_summary(report), highlight=False, soft_wrap=True)
+    for line in [*in_words(report), f"hash {report['hash'][:16]}"]:
+        console.print(line, highlight=False, soft_wrap=True)
     show(console, "", _client_rows(datamodule))
     files = [str(folder / name) for name in ("partition.png", "partition.json", "partition.npz")]
     console.print(*filter(os.path.isfile, files), sep="\n", highlight=False, soft_wrap=True)
-
-
-def _summary(report: Mapping[str, Any]) -> str:
-    sizes = report["num_samples"]
-    parts = [f"{report[f'num_{split}']:,} {split}" for split in SPLITS if report[f"num_{split}"]]
-    text = (
-        f"[bold]{report['num_clients']:,} clients, {sizes['total']:,} samples[/bold] ({', '.join(parts)}); "
-        f"{sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
-    )
-    if "label_emd" in report:
-        classes = report["classes_per_client"]
-        text += (
-            f"\n{report['num_classes']} classes, {classes['min']} to {classes['max']} per client, "
-            f"mean {classes['mean']:.1f}; "
-            f"distance from the pooled class shares {report['label_emd']:.2f} (0: the same, 2: nothing in common)"
-        )
-    if "heldout_clients" in report:
-        text += f"\n{len(report['heldout_clients']):,} of the clients are held out and never train"
-    return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 
 def _client_rows(datamodule: Any) -> list[list[str]]:

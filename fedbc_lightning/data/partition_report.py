@@ -77,6 +77,22 @@ def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
     }
 
 
+def in_words(numbers: dict[str, Any]) -> list[str]:
+    """Return in lines what a reader wants to know first of the numbers of :func:`describe_partition`."""
+    sizes, exponent, classes = numbers["num_samples"], numbers["power_law_exponent"], numbers.get("classes_per_client")
+    parts = ", ".join(f"{numbers[f'num_{split}']:,} {split}" for split in SPLITS if numbers[f"num_{split}"])
+    lines = [f"{numbers['num_clients']:,} clients, {sizes['total']:,} samples ({parts}); {_range(sizes)}"]
+    if classes is not None:
+        distance = f"label EMD {numbers['label_emd']:.2f} (0: IID, at most 2)"
+        lines.append(f"{numbers['num_classes']} classes; {_range(classes)}; {distance}")
+    # A fit below 1.005 would be shown as 1.00, which says no more than the sizes.
+    if exponent is not None and exponent >= 1.005:
+        lines.append(f"fitted power law of the sizes e = {exponent:.2f}")
+    if "heldout_clients" in numbers:
+        lines.append(f"{len(numbers['heldout_clients']):,} of the clients are held out and never train")
+    return lines
+
+
 def fit_power_law(sizes: np.ndarray) -> float | None:
     """Fit e of the power law s_k ~ e^k to sizes in ascending order: exp of the least-squares slope of log s_k on k.
 
@@ -160,28 +176,13 @@ def draw_partition(datamodule: FederatedDataModule) -> Figure:
     from fedbc_lightning.data import partition_picture
 
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
-    title = _title(describe_partition(datamodule))
+    title = "\n".join(in_words(describe_partition(datamodule)))
     return partition_picture.draw(title, sizes, datamodule.label_histogram(), datamodule.client_names)
-
-
-def _title(numbers: dict[str, Any]) -> str:
-    sizes, exponent = numbers["num_samples"], numbers["power_law_exponent"]
-    num_heldout = len(numbers.get("heldout_clients", ()))
-    heldout = f" ({num_heldout:,} held out)" * bool(num_heldout)
-    title = (
-        f"{numbers['num_clients']:,} clients{heldout}, {sizes['total']:,} samples "
-        f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
-    )
-    # A fit below 1.005 would be shown as 1.00, which says no more than the sizes.
-    title += ")" if exponent is None or exponent < 1.005 else f"; fitted power law e = {exponent:.2f})"
-    if "label_emd" not in numbers:
-        return title
-    classes = numbers["classes_per_client"]
-    return (
-        f"{title}\n{classes['mean']:.1f} of {numbers['num_classes']} classes per client, "
-        f"label EMD {numbers['label_emd']:.2f} (0: IID, at most 2)"
-    )
 
 
 def _summary(values: np.ndarray) -> dict[str, float]:
     return {"min": int(values.min()), "max": int(values.max()), "mean": float(values.mean())}
+
+
+def _range(numbers: dict[str, float]) -> str:
+    return f"{numbers['min']:,} to {numbers['max']:,} per client, mean {numbers['mean']:,.1f}"

@@ -25,11 +25,7 @@ from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.private_lightning import (
-    LaunchedStrategy,
-    UnpatchedFabric,
-    start_method,
-)
+from fedbc_lightning.core.private_lightning import LaunchedStrategy, UnpatchedFabric, start_method
 from fedbc_lightning.distributed.heartbeat import Heartbeat, leave_process_group
 from fedbc_lightning.distributed.interrupts import check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import time
@@ -56,7 +57,7 @@ class RunLock(ExitStack):
             while (owner := self.owner_after_trying(folder)) is not None:
                 before, touched = touched, (folder / NAME).stat().st_mtime
                 if owner.endswith(f" on {socket.gethostname()}") or before not in (None, touched):
-                    who = f"'{folder}' is being written by {owner}"
+                    who = f"'{folder}' is being written by {owner}{_run_in(folder)}"
                     raise ConfigurationError(f"ckpt_path: {who}; stop that, or wait until it has ended.")
                 if before is None:
                     log.warning("'%s' has the lock of %s; waiting %d s for a touch.", folder, owner, SECONDS_TO_LIVE)
@@ -102,6 +103,14 @@ class RunLock(ExitStack):
 
 def _said(lease: Lease) -> str:
     return "another process" if (owner := lease.owner) is None else f"process {owner.pid} on {owner.hostname}"
+
+
+def _run_in(folder: Path) -> str:
+    """Say by which hash its identity is known, and its job of a cluster, as far as ``run.json`` of the folder does."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(files.read(folder / "run.json"))
+        return f" (run {known['hash']}{', job ' + known['job'] if known['job'] else ''})"
+    return ""
 
 
 @contextmanager

@@ -178,7 +178,8 @@ def two_at_once(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
                 bench.expect(Child(lambda: train_on(host, bench, root, hours=hours), said))
                 os.kill(first.pid, signal.SIGCONT)
             _, told = bench.expect(first, REFUSED, -signal.SIGKILL)
-            if second != REFUSED or not is_one_line(refused) or "is being written by" not in refused:
+            named = refused.partition(" is being written by ")[2].partition(" (run ")[2]  # from the run's own note
+            if second != REFUSED or not is_one_line(refused) or not named:
                 return f"the second was not refused: status {second}, {refused[-500:]}"
             if end == "sleeps" and not (is_one_line(told) and "was taken over by" in told):
                 return f"the first was not told: {told[-500:]}"

@@ -60,8 +60,7 @@ def test_last_needs_no_config_where_the_run_can_be_found(project, capsys):
     named = ["--trainer.max_rounds", 4, "--seed_everything", 3, "--ckpt_path", "here/tiny/FedAvg-0"]
     assert run_cli("fit", *named) == 1
     assert "was trained with 0, 3 is given now" in capsys.readouterr().err
-    assert (
-        run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where) == 0
-    )  # of any seed
+    of_any_seed = ["--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where]
+    assert run_cli("fit", *of_any_seed) == 0
     assert "other_seed: false" in Path("here/tiny/FedAvg-0/config.yaml").read_text()
     assert run_cli("test", "--ckpt_path", "here/tiny/FedAvg-0") == 0
