@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from reprlib import Repr
 from textwrap import dedent
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,6 +21,10 @@ FOLDER = Path(__file__).parents[1]
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders into which packages are installed."""
+SORTED = Repr()
+"""``repr`` that sorts sets, whose order changes from process to process, and cuts what is very long."""
+for most in ("maxdict", "maxlist", "maxtuple", "maxset", "maxfrozenset", "maxother", "maxstring"):
+    setattr(SORTED, most, 10_000)
 
 
 def is_ours(part: Any) -> bool:
@@ -51,10 +57,11 @@ def code_hash() -> str:
 
 @cache
 def source_hash(kind: type) -> str:
-    """Return 12 digits of a hash of the code of a class: itself, its bases, and functions and classes that it names.
+    """Return 12 digits of a hash of the code of a class: itself, its bases, and what it names.
 
-    Comments, docstrings and line breaks do not count, nor does what is installed: packages have versions. It is empty
-    for code without a source, such as a class that was typed at a prompt.
+    Of functions and classes of the user's that is their code again, of installed ones their name, because packages have
+    versions, and of other values what ``repr`` says. Comments, docstrings and line breaks do not count. It is empty for
+    code without a source, such as a class that was typed at a prompt.
 
     Example:
         >>> source_hash(dict)
@@ -72,11 +79,16 @@ def source_hash(kind: type) -> str:
             continue
         found[name] = _dumped(tree)
         for named, value in _named_values(tree, vars(sys.modules[part.__module__])):
-            if isinstance(value, (FunctionType, type)):
+            if isinstance(value, (FunctionType, type)) and _is_users(value):
                 waiting += value.__mro__ if isinstance(value, type) else (value,)
-            elif named.isupper() and isinstance(value, (bool, int, float, str)):  # a constant
-                found[f"{name} {named}"] = f"{named} = {value!r}"
+            found[f"{name} {named}"] = f"{named} = {_told(value)}"
     return sha256(repr(sorted(found.values())).encode()).hexdigest()[:12] if found else ""
+
+
+def _told(value: Any) -> str:
+    """Return the name of a module, function or class, and what ``repr`` says of another value."""
+    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    return name if isinstance(name, str) else re.sub(" at 0x[0-9a-f]+", "", SORTED.repr(value))
 
 
 def _is_users(part: Any) -> bool:
@@ -96,11 +108,12 @@ def _dumped(tree: ast.AST) -> str:
 
 
 def _named_values(tree: ast.AST, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names in a syntax tree, also those behind a module and a dot, with the values that they have outside."""
+    """Yield names in a syntax tree, also those behind modules and dots, with the values that they have outside."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id, known.get(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = known.get(node.value.id)
-            if isinstance(module, ModuleType):
-                yield node.attr, getattr(module, node.attr, None)
+        path = ast.unparse(node).split(".") if isinstance(node, (ast.Name, ast.Attribute)) else [""]
+        if path[0] in known:
+            value = known[path[0]]
+            for name in path[1:]:
+                value = getattr(value, name, None) if isinstance(value, ModuleType) else None
+            if value is not None:
+                yield ".".join(path), value

@@ -19,7 +19,7 @@ def read_secret(source: str) -> bytes:
         source: ``env:NAME`` or ``file:PATH``, or nothing for no secret.
 
     Raises:
-        ConfigurationError: It is neither, or nothing can be read there. The message does not repeat what was given.
+        ConfigurationError: It is neither, or nothing can be read there. A secret given as text is not repeated.
     """
     kind, _, name = source.partition(":")
     if not source:

@@ -19,11 +19,12 @@ from fedbc_lightning.run.identity import samples_of
 PROGRAM = """\
 import torch
 from lightning.pytorch import LightningModule
+from torch.nn.functional import cross_entropy as criterion
 from torch.utils.data import TensorDataset
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
 from fedbc_lightning.partition import IID
 
-SCALE = 1.0
+scale = [1.0]
 
 def activation(inputs):
     return inputs.tanh()
@@ -36,7 +37,7 @@ class Net(LightningModule):
 
     def training_step(self, batch, batch_idx):
         # the loss
-        return SCALE * torch.nn.functional.cross_entropy(activation(self.layers(batch[0])), batch[1])
+        return scale[0] * criterion(activation(self.layers(batch[0])), batch[1])
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self._rate)
@@ -58,8 +59,8 @@ CHANGES = {
     "order": ("order = torch.arange(40)", "order = torch.arange(40).flip(0)", "data: train data of client 0"),
     "activation": ("inputs.tanh()", "inputs.sigmoid()", "code: the class Net"),
     "layer": ("nn.ReLU()", "nn.GELU()", "code: the class Net and 1 more"),
-    "loss": ("functional.cross_entropy", "functional.multi_margin_loss", "code: the class Net"),
-    "constant": ("SCALE = 1.0", "SCALE = 2.0", "code: the class Net"),
+    "loss": ("cross_entropy as", "multi_margin_loss as", "code: the class Net"),
+    "constant": ("scale = [1.0]", "scale = [2.0]", "code: the class Net"),
     "optimizer": ("optim.SGD", "optim.Adagrad", "code: the class Net"),
     "an argument that nothing keeps": ("Net()", "Net(0.2)", r"configure_optimizers\.0\.lr was 0\.1 "),
     "comment": ("# the loss", "# a loss", None),
