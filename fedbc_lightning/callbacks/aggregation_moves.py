@@ -27,11 +27,6 @@ class AggregationMoves(Callback):
         server may lie between a client's last model and its next start.
     """
 
-    def on_fit_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Refuse a run without the clients' own models."""
-        if not trainer.federation.local_models.exist:
-            raise ConfigurationError("trainer.keep_local_models: AggregationMoves compares them; set it to true.")
-
     def on_client_start(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Log the distance from the client's previous own model to its starting point."""
         self._start = trainer.layout.read().clone()

@@ -317,6 +317,4 @@ def shown_numbers(trainer: RunView) -> str:
         name = next((name for name in names if name in metrics), None)
         if name is not None:
             shown[name] = float(metrics[name])
-    return "  ".join(
-        f"{name} {value:.4f}" if abs(value) < 1000 else f"{name} {value:.4g}" for name, value in shown.items()
-    )
+    return "  ".join(f"{name} {decimals(value)}" for name, value in shown.items())

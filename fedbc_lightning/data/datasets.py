@@ -112,9 +112,8 @@ class ArrayDataset(Dataset):
         return len(self.pool) if self.indices is None else len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} samples")
-        return tuple(tensor[0] for tensor in self.batch(torch.tensor([index % len(self)])))
+        position = range(len(self))[index]  # raises IndexError behind the last one, which ends a loop over the samples
+        return tuple(tensor[0] for tensor in self.batch(torch.tensor([position])))
 
     def batch(self, indices: Tensor) -> list[Tensor]:
         """Gather the batch of positions ``(B,)`` in this data set, not augmented, where the tensors lie."""

@@ -237,10 +237,6 @@ class IndexedDataModule(FederatedDataModule):
             )
         values = np.zeros(num_samples, dtype=np.int64) if values is None else values
         parts = Partition.from_parts(partitioner(values, seeding.derive(self.split_seed, "partition")))
-        if partitioner.num_clients not in (None, len(parts)):
-            raise ConfigurationError(
-                f"data.partitioner: {name} gave {len(parts)} index arrays for num_clients={partitioner.num_clients}"
-            )
         try:
             parts.check(num_samples, complete=partitioner.complete)
         except ConfigurationError as error:

@@ -148,16 +148,9 @@ class Layerwise(Penalty):
         rules: Pattern -> penalty. In a pattern such as ``head.*``, ``*`` stands for any characters, ``?`` for one, and
             ``[ab]`` for one of those listed. A parameter belongs to the first pattern that matches its name.
         default: Penalty of all parameters that match no pattern.
-
-    Raises:
-        ConfigurationError: A penalty is a :class:`Layerwise` itself.
     """
 
     def __init__(self, rules: dict[str, Penalty], default: Penalty) -> None:
-        if any(isinstance(penalty, Layerwise) for penalty in [*rules.values(), default]):
-            raise ConfigurationError(
-                "algorithm.penalty: a Layerwise stands in another Layerwise; give one, with the rules of both."
-            )
         self.rules = rules
         self.default = default
         self._blocks: list[tuple[Penalty, list[slice]]] | None = None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
-from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fedbc_lightning.state.cohort import Cohort
@@ -211,8 +210,6 @@ class LinearTerm(TermFactory):
 
     def __init__(self, client: dict[str, float] | None = None, server: dict[str, float] | None = None) -> None:
         self.client, self.server = client or {}, server or {}
-        if not self.client and not self.server:
-            raise ConfigurationError("algorithm.terms: LinearTerm without a vector; name one under client or server.")
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
         """Return a :class:`~fedbc_lightning.local.Linear` term for this cohort."""

@@ -85,9 +85,7 @@ class Partition(Sequence[np.ndarray]):
         return cls.from_sizes(by_client if order is None else order[by_client], sizes[1:])
 
     def __getitem__(self, client: int) -> np.ndarray:  # type: ignore[override]
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
-        client %= len(self)
+        client = range(len(self))[client]  # raises IndexError behind the last one, and counts from the end below 0
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     def __len__(self) -> int:

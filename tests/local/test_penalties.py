@@ -143,13 +143,6 @@ def test_a_pattern_without_parameters_is_named_with_the_parameters(rules, patter
         Layerwise(rules, default=Norm(1.0)).bind(net_layout())
 
 
-@pytest.mark.parametrize("where", ["rules", "default"])
-def test_no_layerwise_in_a_layerwise(where):
-    inner = Layerwise({"head.*": Norm(1.0)}, default=Norm(2.0))
-    with pytest.raises(ConfigurationError, match="stands in another Layerwise"):
-        Layerwise({"*": inner if where == "rules" else Norm(1.0)}, default=inner if where == "default" else Norm(1.0))
-
-
 def test_penalties_are_given_by_class_path():
     def of(name, **init_args):
         return {"class_path": f"fedbc_lightning.local.penalties.{name}", "init_args": init_args}

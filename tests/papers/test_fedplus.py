@@ -92,7 +92,7 @@ def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison):
 def test_models_that_are_not_kept(project, capfd):
     words = ["fit", "--config", "tiny.yaml", "--trainer.keep_local_models", "false"]
     assert run_cli(*words, "--trainer.callbacks", MOVES) == 1
-    assert "trainer.keep_local_models: AggregationMoves compares them" in capfd.readouterr().err
+    assert "trainer.keep_local_models: the clients' models are not kept" in capfd.readouterr().err
     assert run_cli(*words) == 0
     with pytest.raises(ConfigurationError, match="the clients' models are not kept"):
         loss_along_line(project / "runs/tiny/FedAvg-0", [0])
