@@ -181,13 +181,10 @@ class SingleModels:
                 who = "data of all clients" if client < 0 else f"client {client}"
                 user.place = place_in_run(f"{who}, {what.stage}", what.round)
                 # Compared for the first model alone; from then on, every client finds the buffers of z.
-                before = (
-                    None
-                    if results or self._writes_buffers
-                    else [None if p.tensor is None else p.tensor.clone() for p in layout.places]
-                )
+                tensors = [] if results or self._writes_buffers else [place.tensor for place in layout.places]
+                before = [tensor if tensor is None else tensor.clone() for tensor in tensors]
                 results[which, client] = user.evaluate(loader, what.stage)
-                if before is not None:
+                if before:
                     self._find_written(before)
                 loaded = None if self._writes_buffers else which
         # Only now are the values read from the device, all at once, so that it need not wait between clients.

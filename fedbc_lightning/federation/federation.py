@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -376,9 +377,18 @@ class Federation:
             part.begin(cohort)
         return cohort
 
+    @contextmanager
+    def restored_on_error(self, *others: Any) -> Iterator[None]:
+        """Take back what is committed in this context, and the attributes of other objects, if an error leaves it."""
+        with ExitStack() as stack:
+            stack.callback(self.schedule.load_state_dict, self.schedule.state_dict())
+            for holder in (self, self.server, *self.clients.storages, self.user.best_metrics, *others):
+                stack.callback(vars(holder).update, dict(vars(holder)))
+            yield
+            stack.pop_all()  # there was no error
+
     def commit(self, round: int, metrics: dict[str, float]) -> None:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
-        self.bench.optimizer.put_attributes_back()
         self.schedule.step(round, metrics)
         valid = self.server.valid_records
         # float16 only: the smallest scale at which some client's gradients were finite starts the next round.
@@ -391,13 +401,13 @@ class Federation:
     def rollback(self) -> None:
         """Forget the staged state."""
         self.layout.put_frozen_back()
-        self.bench.optimizer.put_attributes_back()
         self.user.best_metrics.rollback()
         self.server.rollback()
         self.clients.rollback()
 
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
+        self.bench.optimizer.put_attributes_back()
         self.bench.load(self.server.staged_model, self.server.staged("counters"), kept=self.server.kept)
         self.user.shim.leave_clients()
 

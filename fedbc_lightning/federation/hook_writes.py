@@ -98,14 +98,16 @@ def _take_written(federation: Federation, before: Weights) -> None:
 
 
 @contextmanager
-def _taking_settings(federation: Federation, hook: str) -> Iterator[None]:
+def _taking_settings(federation: Federation, hook: str, *, modes: bool = True) -> Iterator[None]:
     """Let clients begin with the modes, frozen layers and options of the optimizer that hooks in this context leave."""
     optimizer, layout = federation.bench.optimizer, federation.layout
     layout.put_frozen_back()
-    federation.user.train_mode()
+    if modes:
+        federation.user.train_mode()
     with optimizer.taking_writes(hook) if hook else nullcontext():
         yield
-    federation.user.keep_modes()
+    if modes:
+        federation.user.keep_modes()
     layout.check_thawed(hook)
     layout.frozen_by_hooks = layout.frozen_now()  # so every client begins
     if layout.frozen_by_hooks:
@@ -125,14 +127,16 @@ class AroundEvaluation:
     """Lets what hooks around an evaluation write into the module be the global model that is evaluated.
 
     The module holds what they wrote whenever they run, so that a callback that puts other weights in for an evaluation
-    finds them there to take them out again; between them and afterwards it holds z.
+    finds them there to take them out again; between them and afterwards it holds z. What else they set holds for every
+    client from then on, as with hooks of rounds; but modes are put back, as by Lightning.
 
     Args:
         federation: The federation.
+        is_fit: Whether clients are trained.
     """
 
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
+    def __init__(self, federation: Federation, *, is_fit: bool) -> None:
+        self._federation, self._is_fit = federation, is_fit
         self._written: Weights | None = None
         self._frozen: dict[str, Tensor] = {}
 
@@ -141,7 +145,8 @@ class AroundEvaluation:
         """Note what these hooks, which are called in this context, write into the module."""
         federation, layout, frozen = self._federation, self._federation.layout, self._federation.layout.frozen
         # Copies and a comparison of all weights, for which a GPU waits, are made only if some hook could write.
-        if not any(map(federation.user.hooks.listens, hooks)):
+        heard = ", ".join(filter(federation.user.hooks.listens, hooks))
+        if not (federation.bench.has_hooks and heard):
             yield
             return
         z, kept, was_written = layout.weights(), frozen.copies(), bool(frozen.written())  # by hooks of rounds
@@ -150,7 +155,9 @@ class AroundEvaluation:
             federation.bench.load(torch.cat(values[:2]), values.counters, kept=values.kept)
             if not was_written:
                 frozen.put_back(self._frozen)
-        yield
+        modes = heard == "on_validation_model_train"
+        with _taking_settings(federation, heard, modes=modes) if self._is_fit else nullcontext():
+            yield
         after, now, self._written = layout.weights(), frozen.copies(), None
         is_same_frozen = all(is_same(now[name], kept[name]) for name in now)
         if any(gather_objects(federation.fabric, not is_same_frozen or after.differ_from(z))):

@@ -102,7 +102,7 @@ class BestMetrics:
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
-        self.values |= self._staged
+        self.values = self.values | self._staged
         self._staged = {}
 
     def rollback(self) -> None:

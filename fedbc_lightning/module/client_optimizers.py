@@ -136,6 +136,7 @@ class LocalOptimizer:
         if not self.is_made_anew:
             self.configured.state.restore()
         self._take(self._configure() if self.is_made_anew else self.configured)
+        self._facts = self._look()  # flat groups leave out frozen parameters
 
     def plain_step(self) -> Callable[[], Any]:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.

@@ -286,7 +286,6 @@ class RoundSchedulers:
 
     def step(self, round: int, metrics: dict[str, float]) -> None:
         """End a round; a scheduler that monitors a metric moves in the rounds in which that is finite."""
-        self.check(metrics)
         # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
         # clients. Schedulers warn of an optimizer that has not stepped.
         with warnings.catch_warnings():

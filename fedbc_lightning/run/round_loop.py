@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -38,11 +38,9 @@ class RoundLoop:
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
         self._frozen: dict[str, Tensor] = {}
-        self._around_evaluation = run.around_evaluation
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
-        progress = run.progress
-        progress.log_dir, progress.loggers = str(recorder.folder), recorder.loggers
+        self._progress.log_dir, self._progress.loggers = str(recorder.folder), recorder.loggers
 
     def run(self) -> None:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
@@ -60,7 +58,7 @@ class RoundLoop:
             try:
                 self._call_start_hooks()
                 if not self._is_resumed:
-                    self._start()
+                    self._finish({})  # the initial model, as round 0
                 while not self._is_over():
                     self._advance()
                     check()
@@ -107,12 +105,6 @@ class RoundLoop:
         if self._federation.server is not server:  # what the hooks wrote became the initial model
             self._open_rows()
 
-    def _start(self) -> None:
-        """Evaluate the initial model and record it as round 0."""
-        evaluation = self._evaluate(0) if self._run.settings.eval_every_n_rounds else Evaluation()
-        self._federation.schedule.check(evaluation.metrics)
-        self._finish({}, evaluation)
-
     def _advance(self) -> None:
         """Run one round."""
         run, federation = self._run, self._federation
@@ -128,9 +120,7 @@ class RoundLoop:
         metrics = self._train(round)
         federation.load_global()
         metrics["time/round_seconds"] = time.perf_counter() - started
-        every = run.settings.eval_every_n_rounds
-        is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
-        self._finish(metrics, self._evaluate(round) if is_evaluated else Evaluation())
+        self._finish(metrics)
 
     def _train(self, round: int) -> dict[str, float]:
         """Train the clients, once more if what they write has to travel; the hook before them is called once."""
@@ -155,43 +145,45 @@ class RoundLoop:
         started = time.perf_counter()
         splits = [split for split in ("test", "val") if self._run.has_split(split)]
         if round:
-            with self._around_evaluation.calling("on_validation_model_zero_grad"):
+            with self._run.around_evaluation.calling("on_validation_model_zero_grad"):
                 self._hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self._run, splits, round, "validation")
-        calling = self._around_evaluation.calling("on_validation_end")
+        calling = self._run.around_evaluation.calling("on_validation_end")
         with self._run.evaluator.evaluating("validation"), calling:
             self._hooks.call_module("on_validation_end")
-        self._hooks.call_module("on_validation_model_train")
+        with self._run.around_evaluation.calling("on_validation_model_train"):
+            self._hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
         return evaluation
 
-    def _finish(self, metrics: dict[str, float], evaluation: Evaluation) -> None:
-        """Commit the round and call the hooks that see its numbers."""
-        run, progress = self._run, self._progress
-        round = progress.current_round
-        progress.evaluation = evaluation
-        metrics |= evaluation.metrics
-        progress.publish(metrics)
-        if round:
-            self._federation.commit(round, metrics)
-        run.user.best_metrics.commit()
-        progress.finished_round = round
-        collector = run.user.start_collecting()
-        seed_globals(derive(run.seed, "round end", round), run.user.device)
-        # The round is committed: even if a hook raises now, its rows must be written, which ``finally`` does.
-        try:
+    def _finish(self, metrics: dict[str, float]) -> None:
+        """Evaluate and commit the round, call the hooks that see its numbers, and record it."""
+        run, federation, progress = self._run, self._federation, self._progress
+        round, every = progress.current_round, run.settings.eval_every_n_rounds
+        is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
+        noting = run.user.noting_attributes() if federation.bench.has_hooks else nullcontext()
+        # A round whose last hooks were broken off is not finished: a resumed run repeats it with all of them.
+        with federation.restored_on_error(progress), noting:
+            progress.evaluation = evaluation = self._evaluate(round) if is_evaluated else Evaluation()
+            metrics |= evaluation.metrics
+            progress.publish(metrics)
+            federation.schedule.check(metrics)
             if round:
-                with kept_from_round_hooks(self._federation, "on_round_end"):
+                federation.commit(round, metrics)
+            run.user.best_metrics.commit()
+            progress.finished_round = round
+            collector = run.user.start_collecting()
+            seed_globals(derive(run.seed, "round end", round), run.user.device)
+            if round:
+                with kept_from_round_hooks(federation, "on_round_end"):
                     self._hooks.call("on_round_end")
-                self._federation.server.commit()
+                federation.server.commit()
             metrics |= collector.logged()
             progress.publish(metrics)
-            with self._around_evaluation.calling("on_validation_end"):
+            with self._run.around_evaluation.calling("on_validation_end"):
                 self._call_validation_end(metrics, bool(evaluation.metrics))
-            self._around_evaluation.end()
-        finally:
-            records = self._federation.server.records if round else []
-            self._recorder.record(round, metrics, records, evaluation)
+            self._run.around_evaluation.end()
+        self._recorder.record(round, metrics, federation.server.records if round else [], evaluation)
 
     def _call_validation_end(self, metrics: dict[str, float], is_evaluated: bool) -> None:
         """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.

@@ -69,7 +69,7 @@ class Run:
         # How torch computes a step (foreach, fused) depends on the device.
         made = {name: v for name, v in made.items() if not (v is None or isinstance(v, bool))}
         self._made = plain_values(made)
-        self.around_evaluation = AroundEvaluation(self.federation)
+        self.around_evaluation = AroundEvaluation(self.federation, is_fit=self.fn == TrainerFn.FITTING)
 
     @property
     def settings_used(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Progress:
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Show new values of metrics to callbacks."""
-        self.callback_metrics |= {name: torch.tensor(value) for name, value in metrics.items()}
+        self.callback_metrics = self.callback_metrics | {name: torch.tensor(value) for name, value in metrics.items()}
 
 
 @dataclass

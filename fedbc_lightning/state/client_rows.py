@@ -59,7 +59,7 @@ class RowStorage:
             self._staged[name] |= rows
 
     def commit(self) -> None:
-        """Make the staged rows the current ones."""
+        """Make the staged rows the current ones; the containers that hold those before are replaced, not written."""
         raise NotImplementedError
 
     def rollback(self) -> None:
@@ -169,9 +169,11 @@ class MemoryRows(RowStorage):
 
     def commit(self) -> None:
         """Make the staged rows the current ones."""
-        for name, rows in self._staged.items():
+        self._rows = {
             # Copies: a row of a large cohort would keep the memory of all rows that were staged with it.
-            self._rows[name] |= {client: row.clone() for client, row in rows.items()}
+            name: self._rows[name] | {client: row.clone() for client, row in rows.items()}
+            for name, rows in self._staged.items()
+        }
         self.rollback()
 
     def state_dict(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class ServerState:
         for name, number in declaration.server_scalars.items():
             self.values[name] = torch.tensor(number, dtype=torch.float64)
         self._staged: dict[str, Tensor] = {}
-        self._replaced: dict[str, Tensor] = {}
+        self._committed = self.values  # the same object but for values that were replaced in this round
         self.ids: list[int] = []
         self.arrivals: list[Arrival] = []
         self.records: list[dict[str, Any]] = []
@@ -247,19 +247,16 @@ class ServerState:
 
     def replace(self, name: str, value: Tensor) -> None:
         """Replace the committed value of ``name`` for the rest of this round; a rollback restores it."""
-        # The first value is kept: a hook may write several times in a round.
-        self._replaced.setdefault(name, self.values[name])
-        self.values[name] = value.to(self.values[name])
+        self.values = self.values | {name: value.to(self.values[name])}
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
-        self.values |= self._staged
-        self._staged, self._replaced = {}, {}
+        self.values = self._committed = self.values | self._staged
+        self._staged = {}
 
     def rollback(self) -> None:
         """Discard the values that were staged in this round, and restore those that were replaced."""
-        self.values |= self._replaced
-        self._staged, self._replaced = {}, {}
+        self.values, self._staged = self._committed, {}
 
     def continue_from(self, other: ServerState) -> None:
         """Take over the round and all values of another state but the buffers."""
@@ -320,8 +317,8 @@ class ClientStore:
             if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
             else FileRows(vectors, dtypes, num_clients)
         )
-        self._storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
-        self._storage = {name: storage for storage in self._storages for name in storage.starts}
+        self.storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
+        self._storage = {name: storage for storage in self.storages for name in storage.starts}
         self.names, self.scalar_names = list(self._storage), list(self._scalars.starts)
         self.file_rows = self._vectors if isinstance(self._vectors, FileRows) else None
 
@@ -362,21 +359,21 @@ class ClientStore:
 
         Rows that lie in a file are not sent: all ranks share the file, so the clients' indices are enough.
         """
-        return [storage.export_staged() for storage in self._storages]
+        return [storage.export_staged() for storage in self.storages]
 
     def import_staged(self, staged: list[dict[str, Any]]) -> None:
         """Stage the values that another rank exported."""
-        for storage, rows in zip(self._storages, staged, strict=True):
+        for storage, rows in zip(self.storages, staged, strict=True):
             storage.import_staged(rows)
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
-        for storage in self._storages:
+        for storage in self.storages:
             storage.commit()
 
     def rollback(self) -> None:
         """Discard the staged values."""
-        for storage in self._storages:
+        for storage in self.storages:
             storage.rollback()
 
     def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:

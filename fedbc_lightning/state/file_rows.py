@@ -265,6 +265,7 @@ class FileRows(RowStorage):
 
     def commit(self) -> None:
         """Make the staged rows the current ones: their slots become the live ones."""
+        self._live = {name: rows.copy() for name, rows in self._live.items()}
         for name, staged in self._staged.items():
             self._live[name][list(staged)] = list(staged.values())
         self.rollback()

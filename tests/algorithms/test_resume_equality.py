@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from lightning.pytorch import Callback
 
 from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import QUIET
+from fedbc_lightning.state import client_rows
 
 FIRST, TOTAL = 3, 7
 
@@ -92,32 +94,43 @@ def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     assert_resumes(tmp_path, setting.build, **setting.options)
 
 
-def test_when_a_checkpoint_is_written_never_changes_a_number(tmp_path):
-    """Neither by checkpoint_every_n_rounds nor by enable_checkpointing."""
-    build = BY_NAME["fedbc-momentum-public-learned"].build
-    found = [
-        run(tmp_path / str(k), build, TOTAL, **options).server.z
-        for k, options in enumerate(
-            [{}, {"checkpoint_every_n_rounds": 1}, {"checkpoint_every_n_rounds": 5}, {"enable_checkpointing": False}]
-        )
+class Failing(Callback):
+    """Its hook ends a round with an error; it counts before."""
+
+    def __init__(self, hook, round=None):
+        self.round, self.seen = round, []
+        setattr(self, hook, self.fail)
+
+    def fail(self, trainer, *args):
+        self.seen.append(trainer.current_round)
+        if trainer.current_round == self.round:
+            raise RuntimeError("power cut")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        self.seen = state_dict["seen"]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("hook", ["on_client_end", "on_validation_start", "on_round_end", "on_validation_end"])
+def test_an_exception_in_a_round_leaves_the_round_before(tmp_path, monkeypatch, hook, in_file):
+    """Rounds commit atomically, with their last hooks: the run resumes from the last round that ended."""
+    monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0 if in_file else client_rows.IN_MEMORY_BELOW)
+    setting = BY_NAME["fedbc-momentum-public-learned"]
+    options = setting.options | {"eval_every_n_rounds": 1, "checkpoint_every_n_rounds": 5}
+    never = {"enable_checkpointing": False}  # when a checkpoint is written changes no number
+    whole = run(tmp_path / "whole", setting.build, TOTAL, callbacks=Failing(hook), **options | never)
+    for failing in (FIRST + 1, TOTAL):
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(tmp_path / "parts", setting.build, TOTAL, "last", callbacks=Failing(hook, failing), **options)
+        saved = torch.load(next(tmp_path.glob("parts/**/last.ckpt")), weights_only=True)
+        assert saved["epoch"] == max(saved["callbacks"]["Failing"]["seen"]) == failing - 1
+    resumed = run(tmp_path / "parts", setting.build, TOTAL, "last", callbacks=Failing(hook), **options)
+    states = [
+        (run.callbacks[0].seen, run.server.values, [run.clients.gather(name) for name in run.clients.names])
+        for run in (whole, resumed)
     ]
-    assert all(torch.equal(found[0], other) for other in found)
-
-
-def test_an_exception_in_mid_round_leaves_the_round_before(tmp_path):
-    """Rounds commit atomically; after an exception the run resumes from the last finished round."""
-    from lightning.pytorch import Callback
-
-    class Failing(Callback):
-        def on_client_end(self, trainer, pl_module, client):
-            if trainer.current_round == FIRST + 1:
-                raise RuntimeError("power cut")
-
-    build = BY_NAME["fedbc-momentum-public-learned"].build
-    whole = run(tmp_path / "whole", build, TOTAL)
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path / "parts", build, TOTAL, callbacks=[Failing()])
-    resumed = run(tmp_path / "parts", build, TOTAL, ckpt_path="last")
-    assert torch.equal(whole.server.z, resumed.server.z)
-    assert rows(whole, "metrics.csv") == rows(resumed, "metrics.csv")
-    assert rows(whole, "clients.csv") == rows(resumed, "clients.csv")
+    assert differences(*states) == []
+    assert all(rows(whole, name) == rows(resumed, name) for name in ("metrics.csv", "clients.csv"))

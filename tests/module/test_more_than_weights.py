@@ -137,16 +137,11 @@ REFUSED = [
     ("on_fit_start", mask, r"'net\.0\.weight' is trained and has NaN or infinite .*Make a mask a buffer"),
     ("on_train_epoch_start", replace_weight, r"'net\.0\.weight' was replaced by another one"),
     *(
-        (hook, thaw, rf"{where} thawed 'frozen'.* in on_fit_start \(self\.frozen\.requires_grad_\(False\)\)")
-        for hook, where in {
-            "on_train_start": "on_train_start",
-            "on_round_start": "on_round_start",
-            "on_train_batch_end": "a hook or step of client . in round 1, epoch 0,",
-            "on_round_end": "on_round_end",
-            "on_validation_end": "a hook before round 1",
-        }.items()
+        (hook, thaw, rf"{hook} thawed 'frozen'.* in on_fit_start \(self\.frozen\.requires_grad_\(False\)\)")
+        for hook in ("on_train_start", "on_round_start", "on_round_end", "on_validation_end")
     ),
-    ("on_validation_end", freeze, r"a hook before round . changed requires_grad of 'net\.0\.bias'"),
+    ("on_train_batch_end", thaw, r"a hook or step of client . in round 1, epoch 0, thawed 'frozen'"),
+    ("on_test_epoch_start", freeze, r"a hook before round . changed requires_grad of 'net\.0\.bias'"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 What is set × the hook that sets it × module or callback × engine. With one client and one round the numbers are those
 of ``lightning.Trainer``; with several rounds those of one plain fit after another, since each has a new optimizer.
-``ALL_CASES=1`` runs all cases, else every seventh one is run.
+``ALL_CASES=1`` runs all cases, else every eleventh one is run.
 """
 
 from __future__ import annotations
@@ -73,20 +73,35 @@ SETTINGS = {
     "frozen": lambda module, round: module.net[0].requires_grad_(round == 2),
 }
 HOOKS = ("setup", "on_fit_start", "on_train_start", "on_round_start", "on_train_epoch_start")
-WITHOUT_OPTIMIZER = {("setup", "rate"), ("setup", "decay")}
-CASES = [case for case in itertools.product(HOOKS, SETTINGS) if case not in WITHOUT_OPTIMIZER]
-ALL = list(itertools.product(CASES, ("module", "callback"), ENGINES))
-ONE_IN = 1 if os.environ.get("ALL_CASES") else 7
+BOTH = ("on_validation_start", "on_validation_end")  # hooks of evaluations set for the next round
+OWNERS = {
+    "module": (*HOOKS, *BOTH, "on_validation_model_eval", "on_validation_model_train"),
+    "callback": (*HOOKS, *BOTH, "on_validation_epoch_start", "on_validation_epoch_end"),
+}
+# There is no optimizer yet; and modes are put back after an evaluation, as by Lightning.
+NOT_SET = {("setup", "rate"), ("setup", "decay")}
+NOT_SET |= {(hook, "modes") for hook in OWNERS["module"][5:8] + OWNERS["callback"][5:]}
+ALL = [
+    ((hook, what), owner, engine)
+    for owner, hooks in OWNERS.items()
+    for hook, what, engine in itertools.product(hooks, SETTINGS, ENGINES)
+    if (hook, what) not in NOT_SET
+]
+ONE_IN = 1 if os.environ.get("ALL_CASES") else 11
 
 
 def with_hook(hook, what, owner):
     """The module and its callbacks, of which one sets something in a hook."""
 
+    def round_of(trainer):
+        round = getattr(trainer, "current_round", 1)
+        return round + 1 if "validation" in hook else round or 1
+
     def of_module(self, *args):
-        SETTINGS[what](self, getattr(self.trainer, "current_round", 1) or 1)
+        SETTINGS[what](self, round_of(self.trainer))
 
     def of_callback(self, trainer, pl_module, stage=None):
-        SETTINGS[what](pl_module, getattr(trainer, "current_round", 1) or 1)
+        SETTINGS[what](pl_module, round_of(trainer))
 
     if owner == "module":
         return fresh(type("Hooked", (Program,), {hook: of_module})), []
@@ -115,7 +130,7 @@ def expected(hook, what, rounds):
 
 def federated(root, model, callbacks, engine, rounds, path=None, method=FedAvg):
     """Two clients with the same data in the vectorized engine, else one."""
-    data = SameData((16,) * (2 if engine == "vectorized" else 1))
+    data = SameData((16,) * (2 if engine == "vectorized" else 1), test_size=4)
     trainer = FederatedTrainer(
         **QUIET | {"enable_checkpointing": True}, max_rounds=rounds, local_epochs=2, default_root_dir=root, seed=0,
         callbacks=callbacks, engine="vectorized" if engine == "vectorized" else "sequential",
@@ -138,7 +153,9 @@ class SameData(UserData):
 @pytest.mark.parametrize(("case", "owner", "engine"), ALL[::ONE_IN])
 def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, owner, engine):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 3, "mapped": 2})
-    (hook, what), rounds = case, ROUNDS if case[0] == "on_round_start" else 1
+    hook, what = case
+    same_as = "on_round_start" if "validation" in hook else hook
+    rounds = ROUNDS if same_as == "on_round_start" else 1
     model, callbacks = with_hook(hook, what, owner)
     is_frozen = what == "frozen" and hook != "setup"
     if (is_frozen or hook == "on_train_epoch_start") and engine == "vectorized":
@@ -148,7 +165,7 @@ def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, ow
     federated(tmp_path, model, callbacks, engine, rounds)
     tolerance = 1e-6 if engine == "vectorized" else 0.0
     torch.testing.assert_close(
-        list(model.parameters()), expected(hook, what, rounds), rtol=100 * tolerance, atol=tolerance
+        list(model.parameters()), expected(same_as, what, rounds), rtol=100 * tolerance, atol=tolerance
     )
 
 
@@ -176,6 +193,12 @@ def scale(module, *, client=None):
 # What accumulates -> hooks of the module
 ACCUMULATING = {
     "a rate": {"on_round_end": lambda m: setattr(m, "lr", m.lr * np.float64(DECAY))},
+    "a rate of evaluations": {"on_validation_end": scale},
+    "options of evaluations": {"on_validation_start": lambda m: groups(m)[0].update(lr=groups(m)[0]["lr"] * DECAY)},
+    "for each model evaluated": {
+        "test_step": lambda m, batch, batch_idx: m.log("factor", m.net[1].factor),
+        "on_test_epoch_end": lambda m: setattr(m.net[1], "factor", m.net[1].factor * DECAY),
+    },
     "a rate read anew": {"on_round_start": scale, "configure_optimizers": Accumulating.made_anew},
     "a rate beside clients' own": {"on_round_start": scale, "on_client_start": lambda m, c: scale(m, client=c)},
     "a hyper-parameter": {"on_round_start": lambda m: m.hparams.update(factor=m.hparams.factor * DECAY)},

@@ -12,23 +12,10 @@ from helpers.boring import (
     make_trainer,
     read_csv,
 )
-from lightning.pytorch.callbacks import EarlyStopping
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import ComposedAlgorithm
 from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, WeightedAverage
-
-
-def test_early_stopping_resumes_its_patience(tmp_path):
-    def fit(root, rounds, ckpt_path=None):
-        stop = EarlyStopping("loss/global", patience=3, min_delta=10.0)
-        trainer = make_trainer(root, max_rounds=rounds, callbacks=stop)
-        trainer.fit(make_model(), BoringData(), FedAvg(), ckpt_path=ckpt_path)
-        return trainer.current_round
-
-    assert fit(tmp_path / "a", 20) == 3
-    assert fit(tmp_path / "b", 2) == 2
-    assert fit(tmp_path / "b", 20, "last") == 3
 
 
 def test_a_misspelt_name_is_warned_of_where_last_starts_anew(tmp_path, caplog):

@@ -197,25 +197,3 @@ def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path,
         fit(tmp_path, model=model)
     trainer = fit(tmp_path, Keeps(torch.ones(2)))
     assert [row["round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
-
-
-def test_states_are_saved_as_they_were_when_the_round_was_recorded(tmp_path):
-    class Counts(Callback):
-        def __init__(self):
-            self.state = {"steps": torch.zeros(1), "clients": []}
-
-        def on_client_end(self, trainer, pl_module, client):
-            self.state["steps"] += 1
-            self.state["clients"].append(client)
-            if trainer.current_round == 2 and len(self.state["clients"]) == 5:
-                raise RuntimeError("stop here")
-
-        def state_dict(self):
-            return self.state
-
-    with pytest.raises(RuntimeError, match="stop here"):
-        fit(tmp_path, Counts(), checkpoint_every_n_rounds=100)
-    saved = checkpoint.load(tmp_path / "default" / "FedAvg-1" / "checkpoints" / "last.ckpt")
-    assert saved[checkpoint.KEY]["round"] == 1
-    assert saved["callbacks"][Counts.__qualname__]["steps"] == 3
-    assert len(saved["callbacks"][Counts.__qualname__]["clients"]) == 3
