@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import UnitInterval, check_arguments
 from fedbc_lightning.local import Engine, Mixture
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
 
 
@@ -48,8 +47,7 @@ class APFL(FedAvg):
     Args:
         mixture: Start value of the weights α_i, in [0, 1].
         adaptive: Whether α_i is adapted, once per round.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -58,15 +56,9 @@ class APFL(FedAvg):
     has_local_model = True
     partial_work = "used"
 
-    def __init__(
-        self,
-        mixture: UnitInterval = 0.5,
-        adaptive: bool = False,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
+    def __init__(self, mixture: UnitInterval = 0.5, adaptive: bool = False, **fedavg: Any) -> None:
         check_arguments(APFL, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.mixture, self.adaptive = mixture, adaptive
 
     def check(self, engine: Engine) -> None:

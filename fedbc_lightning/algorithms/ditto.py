@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 from fedbc_lightning.local import Engine, Proximal
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
@@ -44,8 +43,7 @@ class Ditto(FedAvg):
     Args:
         penalty: Strength λ of the pull to z. The paper's grid is 0.05, 0.1, 0.2, 1, 2.
         personal_epochs: Epochs E_p of v_i; None takes the trainer's local epochs or steps.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -55,15 +53,9 @@ class Ditto(FedAvg):
     takes_local_parameters = False
     partial_work = "used"
 
-    def __init__(
-        self,
-        penalty: NotNegative = 0.1,
-        personal_epochs: Count | None = None,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
+    def __init__(self, penalty: NotNegative = 0.1, personal_epochs: Count | None = None, **fedavg: Any) -> None:
         check_arguments(Ditto, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.penalty, self.personal_epochs = penalty, personal_epochs
 
     def declare_state(self, state: StateDeclaration) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import SHARE, Positive, above, at_least, check_arguments
 from fedbc_lightning.local import Armijo, Engine
-from fedbc_lightning.server import FrankWolfe, LargestClientStep, RobustRule, ServerCallback
+from fedbc_lightning.server import FrankWolfe, LargestClientStep, ServerCallback
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
@@ -57,8 +57,7 @@ class FedLiLS(FedAvg):
         shrink: Factor b in (0, 1) on η after each failed trial.
         growth: Factor γ_r ≥ 1 by which η may grow over an epoch.
         max_step: Largest step size η_max > 0.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -73,11 +72,10 @@ class FedLiLS(FedAvg):
         shrink: Annotated[float, above(0), SHARE] = 0.9,
         growth: Annotated[float, at_least(1)] = 2.0,
         max_step: Positive = 10.0,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
+        **fedavg: Any,
     ) -> None:
         check_arguments(FedLiLS, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.scalars_up += int(server_step == "max")
         self.server_step = server_step
         self.solver = Armijo(sufficient_decrease, shrink, growth, max_step)
@@ -136,8 +134,7 @@ class FedLiLU(FedAvg):
         server_lr: Server learning rate η_s.
         server_momentum: Server momentum μ_s.
         weight_decay: Weight decay wd.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -150,10 +147,9 @@ class FedLiLU(FedAvg):
         server_lr: float = 0.01,
         server_momentum: float = 0.9,
         weight_decay: float = 1e-5,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
+        **fedavg: Any,
     ) -> None:
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.scalars_up += 1
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.local import Engine
-from fedbc_lightning.server import RobustRule, ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
+from fedbc_lightning.server import ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
 
 
 class _FedOpt(FedAvg):
@@ -51,21 +51,14 @@ class FedAvgM(_FedOpt):
     Args:
         server_lr: Server learning rate η_s. The papers' grid is 1e-3 to 10 in steps of 10^0.5.
         momentum: Momentum β.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self,
-        server_lr: float = 1.0,
-        momentum: float = 0.9,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
-        super().__init__(weighting, robust_rule)
+    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9, **fedavg: Any) -> None:
+        super().__init__(**fedavg)
         self.server_optimizer = ServerMomentum(server_lr, momentum)
 
 
@@ -100,22 +93,14 @@ class FedAdagrad(_FedOpt):
         server_lr: Server learning rate η_s. The paper's grid is 1e-3 to 10 in steps of 10^0.5.
         beta1: Decay rate β₁ of m; the paper takes 0.
         tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self,
-        server_lr: float = 0.1,
-        beta1: float = 0.0,
-        tau: float = 1e-3,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
-        super().__init__(weighting, robust_rule)
+    def __init__(self, server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3, **fedavg: Any) -> None:
+        super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive("adagrad", server_lr, beta1, tau=tau)
 
 
@@ -151,8 +136,7 @@ class FedAdam(_FedOpt):
         beta1: Decay rate β₁ of m.
         beta2: Decay rate β₂ of v.
         tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -161,15 +145,9 @@ class FedAdam(_FedOpt):
     _kind: Literal["adam", "yogi"] = "adam"
 
     def __init__(
-        self,
-        server_lr: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
+        self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, **fedavg: Any
     ) -> None:
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive(self._kind, server_lr, beta1, beta2, tau)
 
 
@@ -205,8 +183,7 @@ class FedYogi(FedAdam):
         beta1: Decay rate β₁ of m.
         beta2: Decay rate β₂ of v.
         tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import NotNegative, check_arguments
 from fedbc_lightning.local import Engine, Proximal
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState
 
 
@@ -41,8 +40,7 @@ class FedProx(FedAvg):
 
     Args:
         mu: Strength μ ≥ 0 of the pull to z. The paper's grid is 0.001, 0.01, 0.1, 1.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -50,14 +48,9 @@ class FedProx(FedAvg):
 
     partial_work = "used"
 
-    def __init__(
-        self,
-        mu: NotNegative = 0.1,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
+    def __init__(self, mu: NotNegative = 0.1, **fedavg: Any) -> None:
         check_arguments(FedProx, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.mu = mu
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:

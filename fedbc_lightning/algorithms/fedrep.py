@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState
 
 
@@ -44,8 +43,7 @@ class FedRep(FedAvg):
 
     Args:
         head_epochs: Number E_h of epochs of the head; the trainer's ``local_epochs`` are those of the body.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i, e.g. ``CoordinateMedian``; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
@@ -53,14 +51,9 @@ class FedRep(FedAvg):
 
     partial_work: PartialWork = "dropped"
 
-    def __init__(
-        self,
-        head_epochs: Count = 10,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
+    def __init__(self, head_epochs: Count = 10, **fedavg: Any) -> None:
         check_arguments(FedRep, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.head_epochs = head_epochs
 
     def check(self, engine: Engine) -> None:
@@ -110,8 +103,7 @@ class FedBABU(FedAvg):
         finetune_lr: Step size α of the fine-tuning.
         finetune_steps: Number of steps of the fine-tuning.
         finetune_batch_size: Number of training samples that the fine-tuning sees.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i, e.g. ``CoordinateMedian``; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
@@ -120,14 +112,9 @@ class FedBABU(FedAvg):
     partial_work: PartialWork = "dropped"
 
     def __init__(
-        self,
-        finetune_lr: float = 0.1,
-        finetune_steps: int = 20,
-        finetune_batch_size: int = 500,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
+        self, finetune_lr: float = 0.1, finetune_steps: int = 20, finetune_batch_size: int = 500, **fedavg: Any
     ) -> None:
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)
 
     def check(self, engine: Engine) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.local import Engine, ModelContrast
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
@@ -48,8 +47,7 @@ class MOON(FedAvg):
             projection head before the last layer. ``training_step`` calls it once; outputs are flattened to (n, ...).
         mu: Weight μ ≥ 0 of the term. The paper's grid is 0.1, 1, 5, 10.
         temperature: Temperature τ > 0.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range, or the model has no such layer.
@@ -57,16 +55,9 @@ class MOON(FedAvg):
 
     has_local_model = True
 
-    def __init__(
-        self,
-        features: str,
-        mu: NotNegative = 1.0,
-        temperature: Positive = 0.5,
-        weighting: Literal["samples", "uniform"] = "samples",
-        robust_rule: RobustRule | None = None,
-    ) -> None:
+    def __init__(self, features: str, mu: NotNegative = 1.0, temperature: Positive = 0.5, **fedavg: Any) -> None:
         check_arguments(MOON, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.features, self.mu, self.temperature = features, mu, temperature
 
     def check(self, engine: Engine) -> None:

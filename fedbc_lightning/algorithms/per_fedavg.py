@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -10,7 +10,6 @@ from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic
-from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import Cohort, ServerState, StagedClient
 
 
@@ -50,10 +49,9 @@ class PerFedAvg(FedAvg):
         inner_lr: Step size α of the inner step.
         outer_lr: Step size β of the outer step.
         variant: Form of the outer gradient: ``"first_order"`` or ``"hessian_free"``.
-        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
         finetune_batch_size: Number of samples, unshuffled, of the step before evaluation.
         finetune_split: Split from which these samples are taken: ``"train"``, or ``"test"`` as in the paper.
-        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
+        **fedavg: The other arguments of FedAvg.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -67,13 +65,12 @@ class PerFedAvg(FedAvg):
         inner_lr: NotNegative = 0.01,
         outer_lr: Positive = 0.001,
         variant: Literal["first_order", "hessian_free"] = "first_order",
-        weighting: Literal["samples", "uniform"] = "samples",
         finetune_batch_size: int = 20,
         finetune_split: Literal["train", "test"] = "train",
-        robust_rule: RobustRule | None = None,
+        **fedavg: Any,
     ) -> None:
         check_arguments(PerFedAvg, locals(), "algorithm")
-        super().__init__(weighting, robust_rule)
+        super().__init__(**fedavg)
         self.solver = ModelAgnostic(inner_lr, outer_lr, hessian_free=variant == "hessian_free")
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
