@@ -156,7 +156,7 @@ def trajectories(tmp_path: Any, algorithm: Any, **options: Any) -> dict[str, np.
     ("degenerate", "plain"),
     [
         (partial(FedBC, dual_lr=0.1, dual_max=0.0), partial(FedAvg, "uniform")),
-        (partial(FedBC, dual_lr=0.0, dual_init=0.15), partial(FedProx, 0.3, "uniform")),
+        (partial(FedBC, dual_lr=0.0, dual_init=0.15), partial(FedProx, 0.3, weighting="uniform")),
         (partial(FedBC, dual_lr=0.1, tolerance=1e12), partial(FedAvg, "uniform")),
         (partial(FedProx, 0.0), FedAvg),
     ],
