@@ -58,8 +58,8 @@ class FederatedAlgorithm:
         """Declare the state that the method keeps between rounds; the server's parts declare their own state."""
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train the cohort's clients by one or more calls of ``engine.solve``, and stage their state."""
-        raise NotImplementedError(f"{type(self).__name__} must define client_update(engine, cohort, server)")
+        """Train the cohort's clients by calls of ``engine.solve``, here once from z, and stage their state."""
+        engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the server's parts in order; this is called once per run, with the engine that trains the clients."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import ServerCallback, WeightedAverage
-from fedbc_lightning.state import Cohort, ServerState
 
 
 class Centralized(FederatedAlgorithm):
@@ -41,10 +40,6 @@ class Centralized(FederatedAlgorithm):
     partial_work = "refused"
 
     # One pseudo-client holds all data, so its w is z: the server has nothing to average.
-    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train the pseudo-client by default local training."""
-        engine.solve(cohort, start=server.model)
-
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean, which is the pseudo-client's model."""
         return [WeightedAverage(by="uniform")]

@@ -8,7 +8,6 @@ from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedAvg(FederatedAlgorithm):
@@ -56,10 +55,6 @@ class FedAvg(FederatedAlgorithm):
         check_arguments(FedAvg, locals(), "algorithm")
         self.weighting, self.robust_rule = weighting, robust_rule
         self.scalars_up = int(weighting == "samples")  # n_i
-
-    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train from z by default local training."""
-        engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the weighted mean, or the robust rule in its place."""

@@ -7,7 +7,6 @@ from fedbc_lightning.core.checks import Count, Positive, check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
 from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
-from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedBuff(FederatedAlgorithm):
@@ -72,10 +71,6 @@ class FedBuff(FederatedAlgorithm):
         self.buffer_size, self.server_lr = buffer_size, server_lr
         # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.
         self.staleness = Staleness(staleness, staleness_a, staleness_b)
-
-    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train from z by default local training."""
-        engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of the updates that arrive."""

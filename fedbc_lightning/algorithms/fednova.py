@@ -8,7 +8,6 @@ from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import NormalizedAverage, ServerCallback
-from fedbc_lightning.state import Cohort, ServerState
 
 
 class FedNova(FederatedAlgorithm):
@@ -53,10 +52,6 @@ class FedNova(FederatedAlgorithm):
         check_arguments(FedNova, locals(), "algorithm")
         self.weighting: Literal["samples", "uniform"] = weighting
         self.scalars_up = 1 + int(weighting == "samples")  # K_i, n_i
-
-    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train from z by default local training."""
-        engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of normalised updates."""

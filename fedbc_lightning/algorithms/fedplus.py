@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.core.checks import NotNegative, UnitInterval, check_arguments
@@ -127,17 +127,14 @@ class FedAvgPlus(FedPlus):
     Args:
         sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
         delta: Strength δ ≥ 0 of the penalty; the paper takes 0.001.
-        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
-        over: Clients whose mean the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
+        **fedplus: The arguments ``mixing`` and ``over`` of Fed+.
 
     Raises:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self, sigma: float, delta: float = 0.001, mixing: float = 0.0, over: Literal["sampled", "all"] = "sampled"
-    ) -> None:
-        super().__init__(sigma, SquaredNorm(delta), mixing, over)
+    def __init__(self, sigma: float, delta: float = 0.001, **fedplus: Any) -> None:
+        super().__init__(sigma, SquaredNorm(delta), **fedplus)
 
 
 class FedGeoMedPlus(FedPlus):
@@ -173,17 +170,14 @@ class FedGeoMedPlus(FedPlus):
     Args:
         sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
         delta: Length δ ≥ 0 of the penalty; the paper takes 0.1.
-        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
-        over: Clients whose median the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
+        **fedplus: The arguments ``mixing`` and ``over`` of Fed+.
 
     Raises:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self, sigma: float, delta: float = 0.1, mixing: float = 0.0, over: Literal["sampled", "all"] = "sampled"
-    ) -> None:
-        super().__init__(sigma, Norm(delta), mixing, over)
+    def __init__(self, sigma: float, delta: float = 0.1, **fedplus: Any) -> None:
+        super().__init__(sigma, Norm(delta), **fedplus)
 
 
 class FedCoMedPlus(FedPlus):
@@ -220,14 +214,11 @@ class FedCoMedPlus(FedPlus):
     Args:
         sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
         delta: Length δ ≥ 0 of the penalty; the paper takes 0.1.
-        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
-        over: Clients whose median the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
+        **fedplus: The arguments ``mixing`` and ``over`` of Fed+.
 
     Raises:
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self, sigma: float, delta: float = 0.1, mixing: float = 0.0, over: Literal["sampled", "all"] = "sampled"
-    ) -> None:
-        super().__init__(sigma, AbsoluteNorm(delta), mixing, over)
+    def __init__(self, sigma: float, delta: float = 0.1, **fedplus: Any) -> None:
+        super().__init__(sigma, AbsoluteNorm(delta), **fedplus)

@@ -133,7 +133,7 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raise unless ``algorithm`` is a FederatedAlgorithm with both of its halves.
+    """Raise unless ``algorithm`` is a FederatedAlgorithm with the server's half; a client trains from z by default.
 
     Raises:
         ConfigurationError: It is of another kind or lacks a method.
@@ -142,9 +142,7 @@ def check_algorithm(algorithm: Any) -> None:
         raise ConfigurationError(
             f"algorithm: {_found(algorithm)}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3). {_ORDER}"
         )
-    _check_methods("algorithm", algorithm, FederatedAlgorithm, {
-        "client_update": "engine, cohort, server", "server_callbacks": "engine",
-    })  # fmt: skip
+    _check_methods("algorithm", algorithm, FederatedAlgorithm, {"server_callbacks": "engine"})
 
 
 _ORDER = "The order is (model, datamodule, algorithm)."

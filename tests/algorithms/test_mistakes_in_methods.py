@@ -101,7 +101,7 @@ def test_an_exception_in_a_method_says_where(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (FederatedAlgorithm(), r"algorithm: FederatedAlgorithm has no client_update; define client_update"),
+        (FederatedAlgorithm(), r"algorithm: FederatedAlgorithm has no server_callbacks; define server_callbacks"),
         (FedAvg, r"algorithm: got the class FedAvg, not an object such as FedAvg\(...\)"),
         (BoringModel(), r"algorithm: got BoringModel.*The order is \(model, datamodule, algorithm\)"),
     ],
