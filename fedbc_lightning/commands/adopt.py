@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.table import Table
 
 from fedbc_lightning.callbacks import RoundCheckpoint
-from fedbc_lightning.cli.classes import find_class, import_object, load
+from fedbc_lightning.cli.classes import find_class, load
 from fedbc_lightning.cli.command_arguments import PROG, check_syntax
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
@@ -84,17 +84,17 @@ def adopt(words: list[str]) -> int:
     check_syntax(source)
     adoption = Adoption(yaml.safe_load(source.read_text(encoding="utf-8")), str(source), given)
     text = yaml.safe_dump(adoption.config, sort_keys=False, allow_unicode=True)
+    fit = ["fit", "--config", text]
+    parser: Any = capture_parser(FederatedCLI, args=fit, parser_kwargs={"prog": PROG})
+    parser.parse_args(fit)  # says in one line, before anything is written, what fit could not read
     if out:
         write(out, f"# From {source}, by {PROG} adopt\n{text}")
         adoption.show(Console())
         print(f"\nTrain:  {PROG} fit --config {out}")
     else:
         print(text, end="")
+        sys.stdout.flush()
         adoption.show(Console(stderr=True))  # so that the standard output is the config alone
-    check_words = ["fit", "--config", str(out) if out else text]
-    parser: Any = capture_parser(FederatedCLI, args=check_words, parser_kwargs={"prog": PROG})
-    sys.stdout.flush()
-    parser.parse_args(check_words)
     return 0
 
 
@@ -132,7 +132,6 @@ class Adoption:
         self.changes: list[tuple[str, str]] = []
         self._defaults: list[str] = []
         self._source, self._given = source, given
-        self._check_classes(content, "")
         content = self._of_fit(dict(content))
         seed = content.pop("seed_everything", 0)
         self.config["seed_everything"] = 0 if isinstance(seed, bool) or seed is None else seed
@@ -164,20 +163,6 @@ class Adoption:
         if value is not None and not isinstance(value, dict):
             raise UsageError(f"{self._source}: {key} is no section, which has keys and values")
         return dict(value or {})
-
-    def _check_classes(self, value: Any, key: str) -> None:
-        """Raise unless all import paths of classes below a key lead to something."""
-        for inner in value if isinstance(value, list) else []:
-            self._check_classes(inner, key)
-        for name, inner in value.items() if isinstance(value, dict) else []:
-            if name == "class_path" and not isinstance(inner, str):
-                raise UsageError(f"{self._source}: {key}.class_path: got {_said(inner)}; give an import path")
-            if name == "class_path" and "." in inner:
-                try:
-                    import_object(inner)
-                except (ImportError, AttributeError) as error:
-                    raise UsageError(f"{self._source}: {key}: cannot import {inner}: {error}") from None
-            self._check_classes(inner, key if name == "init_args" else f"{key}.{name}".lstrip("."))
 
     # trainer
 
@@ -253,8 +238,7 @@ class Adoption:
     def _kept(self, callback: Any) -> Iterator[Any]:
         """Yield the callback, or what takes its place, or nothing."""
         section: Any = callback if isinstance(callback, dict) else {"class_path": callback}
-        self._check_classes({"class_path": section.get("class_path")}, "trainer.callbacks")
-        path = section["class_path"]
+        path = str(section.get("class_path"))
         arguments = self._mapping(f"trainer.callbacks: {path}: init_args", section.get("init_args"))
         cls = find_class(path, AnyCallback)
         name, kind = f"trainer.callbacks: {path.rpartition('.')[2]}", cls and refused_kind(cls)
@@ -293,7 +277,7 @@ class Adoption:
 
     def _dealt(self, section: Any) -> Any:
         """Return the data, with a partitioner where they are no clients' data already."""
-        cls = find_class(section if isinstance(section, str) else section["class_path"], LightningDataModule)
+        cls = find_class(str(section if isinstance(section, str) else section["class_path"]), LightningDataModule)
         if cls is not None and issubclass(cls, FederatedDataModule):
             return section
         self._note(
