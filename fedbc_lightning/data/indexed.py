@@ -5,16 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import above, below, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import as_arrays, num_items, take
-from fedbc_lightning.data.splits import SplitOrder, check_split, find_heldout, split_partition
+from fedbc_lightning.data.splits import SplitOrder, find_heldout, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 from fedbc_lightning.partition.dealing import count_labels
 
@@ -92,12 +93,12 @@ class IndexedDataModule(FederatedDataModule):
         self,
         partitioner: Partitioner | None,
         *,
-        test_fraction: float | None = 0.2,
+        test_fraction: Annotated[float, above(0), below(1)] | None = 0.2,
         split_order: SplitOrder = "shuffled",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_split(0.5 if test_fraction is None else test_fraction, split_order, "data.test_fraction")
+        check_arguments(IndexedDataModule, {"test_fraction": test_fraction, "split_order": split_order}, "data")
         self.partitioner: Partitioner = partitioner or Natural()
         self.test_fraction = test_fraction
         self.split_order: SplitOrder = split_order

@@ -37,16 +37,12 @@ def split_partition(
     Returns:
         Two partitions over the same clients; each client's samples keep their order in both.
 
-    Raises:
-        ConfigurationError: ``fraction`` or ``order`` is impossible.
-
     Example:
         >>> partition = Partition.from_sizes(np.arange(15), np.array([10, 5]))
         >>> train, test = split_partition(partition, None, 0.2, "ordered", np.random.default_rng(0))
         >>> [part.tolist() for part in test]
         [[8, 9], [14]]
     """
-    check_split(fraction, order)
     sizes = partition.sizes
     if order == "ordered":
         # 1e-9 undoes rounding: of 10 samples with a fraction of 0.9, (1 - 0.9) * 10 is 0.9999999999999998 in float64.
@@ -56,19 +52,6 @@ def split_partition(
     else:
         is_second = _stratified_draw(partition, labels, fraction, rng)
     return partition.keep(~is_second), partition.keep(is_second)
-
-
-def check_split(test_fraction: float, order: str = "shuffled", name: str = "test_fraction") -> None:
-    """Raise unless the fraction of test data is in (0, 1) and the order is known.
-
-    Raises:
-        ConfigurationError: One of them is impossible.
-    """
-    if not 0 < test_fraction < 1 or order not in ("shuffled", "ordered"):
-        raise ConfigurationError(
-            f"{name}={test_fraction}, split_order={order!r}: give a fraction above 0 and below 1, and 'shuffled' or "
-            "'ordered'"
-        )
 
 
 def _stratified_draw(
