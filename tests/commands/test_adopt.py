@@ -164,14 +164,14 @@ def test_defaults_are_named_in_one_line(my_project, monkeypatch, capsys):
 
 
 MISTAKES = {
-    "model: {class_path: my_project.Nett}\ndata: my_project.Images": "model: cannot import my_project.Nett: module",
+    "model: {class_path: my_project.Nett}\ndata: my_project.Images": "cannot import it: module",
     "model: {width: 3}\ndata: my_project.Images": "model does not say its class; add --model my_module.MyClass",
     "model: my_project.Net": "data does not say its class; add --data my_module.MyClass",
     "base: digits.yaml": "is no config of LightningCLI: it has no section trainer, model or data",
     "algorithm: FedBC": "has a section algorithm, so it is one of ours",
     "trainer: [3]": "trainer is no section",
     "model: {class_path: my_project.Net, init_args: {widht: 3}}\ndata: my_project.Images": "mean --model.width?",
-    "model: {class_path: 5}\ndata: my_project.Images": "model.class_path: got 5; give an import path",
+    "model: {class_path: 5}\ndata: my_project.Images": "model",
     "trainer: {max_steps: abc}": "trainer.max_steps: got 'abc'; give a whole number.",
 }
 
