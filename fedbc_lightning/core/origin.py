@@ -92,8 +92,8 @@ def _told(value: Any) -> str:
 
 
 def _is_users(part: Any) -> bool:
-    module = sys.modules.get(part.__module__)
-    if module is None or is_ours(part) or part.__module__ in sys.builtin_module_names:
+    module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
+    if module is None or is_ours(part) or module.__name__ in sys.builtin_module_names:
         return False
     file = Path(getattr(module, "__file__", None) or "a notebook")
     return not file.is_relative_to(STANDARD_LIBRARY) and not INSTALLED.intersection(file.parts)
@@ -114,6 +114,8 @@ def _named_values(tree: ast.AST, known: dict[str, Any]) -> Iterator[tuple[str, A
         if path[0] in known:
             value = known[path[0]]
             for name in path[1:]:
-                value = getattr(value, name, None) if isinstance(value, ModuleType) else None
+                # What libraries hold is no code of the user's, and may differ between starts: os.environ, sys.argv.
+                is_users = isinstance(value, ModuleType) and _is_users(value)
+                value = getattr(value, name, None) if is_users else None
             if value is not None:
                 yield ".".join(path), value
