@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments
+from fedbc_lightning.core.checks import FINITE, above, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, shuffled_by_class
@@ -19,6 +20,7 @@ MAX_DRAWS = 1000  # until every client has min_samples
 MAX_SHARES_DRAWN = 10**8  # clients x classes x draws
 
 
+@dataclass(eq=False)
 class Dirichlet(Partitioner):
     """Splits each class by shares of the clients drawn from Dir(alpha) (Yurochkin et al. 2019; NIID-Bench).
 
@@ -39,13 +41,9 @@ class Dirichlet(Partitioner):
         1000
     """
 
-    num_clients: int
-
-    def __init__(
-        self, num_clients: NumClients, alpha: Concentration = 0.5, min_samples: Annotated[int, at_least(1)] = 10
-    ) -> None:
-        check_arguments(Dirichlet, locals(), "data.partitioner")
-        self.num_clients, self.alpha, self.min_samples = num_clients, alpha, min_samples
+    num_clients: NumClients
+    alpha: Concentration = 0.5
+    min_samples: Annotated[int, at_least(1)] = 10
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Split each class by its own draw of shares, again until every client has ``min_samples``.
@@ -87,6 +85,7 @@ class Dirichlet(Partitioner):
 SHARES_PER_BLOCK = 2**17  # shares that are drawn at once, 1 MiB of float64
 
 
+@dataclass(eq=False)
 class InnerDirichlet(Partitioner):
     """Gives each client exactly the size asked for, with class shares of its own drawn from Dir(alpha).
 
@@ -110,22 +109,20 @@ class InnerDirichlet(Partitioner):
         [20, 30, 50]
     """
 
-    num_clients: int
+    num_clients: NumClients
+    alpha: Concentration = 0.5
+    sizes: Sequence[int] | None = None
+    size_spread: Annotated[float, SPREAD] = 0.0
 
-    def __init__(
-        self,
-        num_clients: NumClients,
-        alpha: Concentration = 0.5,
-        sizes: Sequence[int] | None = None,
-        size_spread: Annotated[float, SPREAD] = 0.0,
-    ) -> None:
-        check_arguments(InnerDirichlet, locals(), "data.partitioner")
-        if sizes is not None and (len(sizes) != num_clients or min(sizes) < 1 or size_spread):
+    def __post_init__(self) -> None:
+        """Check the values, and the sizes among each other."""
+        super().__post_init__()
+        sizes = self.sizes
+        if sizes is not None and (len(sizes) != self.num_clients or min(sizes) < 1 or self.size_spread):
             raise ConfigurationError(
-                f"data.partitioner.sizes: got {list(sizes)}; give num_clients={num_clients} whole numbers >= 1, and no "
-                "size_spread"
+                f"data.partitioner.sizes: got {list(sizes)}; give num_clients={self.num_clients} whole numbers >= 1, "
+                "and no size_spread"
             )
-        self.num_clients, self.alpha, self.sizes, self.size_spread = num_clients, alpha, sizes, size_spread
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Fill clients of the given sizes according to class shares that are drawn for each client.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, check_num_classes, shuffled_by_class
@@ -18,6 +19,7 @@ from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
 SWAPS_PER_CLASS = 10
 
 
+@dataclass(eq=False)
 class ClassesPerClient(Partitioner):
     """Gives every client samples of exactly C classes.
 
@@ -42,16 +44,9 @@ class ClassesPerClient(Partitioner):
         [3, 3, 3, 3]
     """
 
-    num_clients: int
-
-    def __init__(
-        self,
-        num_clients: NumClients,
-        classes_per_client: Annotated[int, at_least(1)] = 2,
-        size_spread: Annotated[float, SPREAD] = 0.0,
-    ) -> None:
-        check_arguments(ClassesPerClient, locals(), "data.partitioner")
-        self.num_clients, self.classes_per_client, self.size_spread = num_clients, classes_per_client, size_spread
+    num_clients: NumClients
+    classes_per_client: Annotated[int, at_least(1)] = 2
+    size_spread: Annotated[float, SPREAD] = 0.0
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Choose the clients that hold each class, then share the samples of each class among its holders.
@@ -126,6 +121,7 @@ def _draw_held(
     return held
 
 
+@dataclass(eq=False)
 class Shards(Partitioner):
     """Sorts samples by class, cuts them into N * k equal shards, and gives each client k (McMahan et al. 2017).
 
@@ -146,11 +142,8 @@ class Shards(Partitioner):
         [[2, 3], [0, 1]]
     """
 
-    num_clients: int
-
-    def __init__(self, num_clients: NumClients, shards_per_client: Annotated[int, at_least(1)] = 2) -> None:
-        check_arguments(Shards, locals(), "data.partitioner")
-        self.num_clients, self.shards_per_client = num_clients, shards_per_client
+    num_clients: NumClients
+    shards_per_client: Annotated[int, at_least(1)] = 2
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Cut the samples, sorted by class, into shards, and give random shards to each client.

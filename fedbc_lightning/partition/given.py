@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, SavedPartition, check_enough_samples
 from fedbc_lightning.partition.dealing import count_labels
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner as FlowerPartitioner
 
 
+@dataclass(eq=False)
 class Natural(Partitioner):
     """Keeps the natural clients of the data, or some of them.
 
@@ -42,9 +44,8 @@ class Natural(Partitioner):
     needs_clients: ClassVar[bool] = True
     complete: ClassVar[bool] = False
 
-    def __init__(self, num_clients: NumClients | None = None, min_samples: Annotated[int, at_least(1)] = 1) -> None:
-        check_arguments(Natural, locals(), "data.partitioner")
-        self.num_clients, self.min_samples = num_clients, min_samples
+    num_clients: NumClients | None = None
+    min_samples: Annotated[int, at_least(1)] = 1
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Keep the clients with at least ``min_samples`` samples, or ``num_clients`` of these.

@@ -6,16 +6,18 @@ import math
 import random
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least, check_arguments
+from fedbc_lightning.core.checks import FINITE, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import check_num_classes, shuffled_by_class
 
 
+@dataclass(eq=False)
 class PowerLaw(Partitioner):
     """Gives client k few classes and a size in proportion to e^k (FedBC, Table 5; after Stripelis & Ambite 2020).
 
@@ -46,19 +48,11 @@ class PowerLaw(Partitioner):
         [67, 133, 267, 533]
     """
 
-    num_clients: int
-
-    def __init__(
-        self,
-        num_clients: NumClients,
-        classes_per_client: Annotated[int, at_least(1)] = 2,
-        exponent: Annotated[float, at_least(1), FINITE] = 1.2,
-        style: Literal["own", "public"] = "own",
-        seed: Annotated[int, at_least(0)] | None = None,
-    ) -> None:
-        check_arguments(PowerLaw, locals(), "data.partitioner")
-        self.num_clients, self.classes_per_client, self.exponent = num_clients, classes_per_client, exponent
-        self.style, self.seed = style, seed
+    num_clients: NumClients
+    classes_per_client: Annotated[int, at_least(1)] = 2
+    exponent: Annotated[float, at_least(1), FINITE] = 1.2
+    style: Literal["own", "public"] = "own"
+    seed: Annotated[int, at_least(0)] | None = None
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Fill clients of :func:`power_law_sizes`, the smallest first, each from the classes in a random order.

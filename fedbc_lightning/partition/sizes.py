@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
+from fedbc_lightning.core.checks import FINITE, at_least, within
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion
 
@@ -38,6 +39,7 @@ class SizesPartitioner(Partitioner):
         return Partition.from_sizes(rng.permutation(len(values)), sizes)
 
 
+@dataclass(eq=False)
 class IID(SizesPartitioner):
     """Shuffles the samples and cuts them into equal parts (sizes differ by at most one).
 
@@ -52,15 +54,14 @@ class IID(SizesPartitioner):
         [4, 3, 3]
     """
 
-    def __init__(self, num_clients: NumClients) -> None:
-        check_arguments(IID, locals(), "data.partitioner")
-        self.num_clients = num_clients
+    num_clients: NumClients
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Return equal sizes; nothing is drawn."""
         return equal_sizes(num_samples, self.num_clients)
 
 
+@dataclass(eq=False)
 class LogNormalSizes(SizesPartitioner):
     """Gives client k a size in proportion to exp(sigma * z_k), z_k ~ N(0, 1), with samples drawn from the whole data.
 
@@ -78,14 +79,9 @@ class LogNormalSizes(SizesPartitioner):
         [202, 156, 339, 198, 105]
     """
 
-    def __init__(
-        self,
-        num_clients: NumClients,
-        sigma: Annotated[float, SPREAD] = 1.0,
-        min_samples: Annotated[int, at_least(1)] = 1,
-    ) -> None:
-        check_arguments(LogNormalSizes, locals(), "data.partitioner")
-        self.num_clients, self.sigma, self.min_samples = num_clients, sigma, min_samples
+    num_clients: NumClients
+    sigma: Annotated[float, SPREAD] = 1.0
+    min_samples: Annotated[int, at_least(1)] = 1
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Draw the sizes.
@@ -97,6 +93,7 @@ class LogNormalSizes(SizesPartitioner):
         return apportion(num_samples, rng.lognormal(0.0, self.sigma, self.num_clients), self.min_samples)
 
 
+@dataclass(eq=False)
 class LinearSizes(SizesPartitioner):
     """Gives clients sizes in proportion to k = 1..N, at least 1, with samples drawn from the whole data.
 
@@ -111,15 +108,14 @@ class LinearSizes(SizesPartitioner):
         [10, 20, 30, 40]
     """
 
-    def __init__(self, num_clients: NumClients) -> None:
-        check_arguments(LinearSizes, locals(), "data.partitioner")
-        self.num_clients = num_clients
+    num_clients: NumClients
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to k = 1..N; nothing is drawn."""
         return apportion(num_samples, np.arange(1.0, self.num_clients + 1))
 
 
+@dataclass(eq=False)
 class ExponentialSizes(SizesPartitioner):
     """Gives clients sizes in proportion to base^k, k = 1..N, at least 1, with samples drawn from the whole data.
 
@@ -137,9 +133,8 @@ class ExponentialSizes(SizesPartitioner):
         [10, 20, 40, 80]
     """
 
-    def __init__(self, num_clients: NumClients, base: Annotated[float, at_least(1), FINITE] = 1.2) -> None:
-        check_arguments(ExponentialSizes, locals(), "data.partitioner")
-        self.num_clients, self.base = num_clients, base
+    num_clients: NumClients
+    base: Annotated[float, at_least(1), FINITE] = 1.2
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to base^k; nothing is drawn."""
