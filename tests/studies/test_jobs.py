@@ -48,7 +48,8 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_jobs_of_this_machine_end_with_the_command(project, number):
-    (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | {"overrides": {"trainer.max_rounds": 100_000}}))
+    endless = {"jobs": 1, "overrides": {"trainer.max_rounds": 100_000}}
+    (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | endless))
     with forked(["-m", "fedbc_lightning", "compare", "--config", "study.yaml"], project) as program:
         wait_until(lambda: list(project.glob("studies/study/runs/**/last.ckpt")), program)
         started = psutil.Process(program.pid).children(recursive=True)
