@@ -348,8 +348,8 @@ def read_table(path: Path) -> pd.DataFrame:
         # A run that is being done may have written half of its last row.
         text = complete_lines(path)
         found = pd.read_csv(io.StringIO(text)) if text.strip() else pd.DataFrame()
-        if text.strip() and "round" not in found:
-            raise ValueError("there is no column 'round'")
+        if text.strip() and ("round" not in found or (len(found) and found["round"].dtype.kind != "i")):
+            raise ValueError("there is no column 'round' of whole numbers")
     return found
 
 

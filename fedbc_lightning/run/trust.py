@@ -83,6 +83,6 @@ def _other_code(text: str, folder: Path) -> Iterator[str]:
 def _is_importable(name: str) -> bool:
     """Return whether a text is the import path of something that is not shipped; nothing is imported to find out."""
     root, *others = name.split(".")
-    if not others or not name.replace(".", "_").isidentifier() or SHIPPED.fullmatch(name):
+    if not (root and others) or not name.replace(".", "_").isidentifier() or SHIPPED.fullmatch(name):
         return False
     return root in sys.modules or (find_spec(root) or PathFinder.find_spec(root, [os.getcwd()])) is not None

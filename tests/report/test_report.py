@@ -403,14 +403,24 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
     assert refused("nothing", capfd) == "'nothing' is no folder; give that of a study or of a run."
     assert "is neither a study nor a run" in refused(".", capfd)
     record = Path("studies/study/study.json")
-    content = record.read_text()
-    record.write_text("{}")
-    assert "is not what a study writes" in refused("studies/study", capfd)
-    record.write_text(content.replace('"FedAvg"', '"FedOvg"', 1))
+    record.write_text(record.read_text().replace('"FedAvg"', '"FedOvg"', 1))
     assert "FedOvg" in refused("studies/study", capfd)
     record.unlink()
     assert "The command that runs a study writes the first anew" in refused("studies/study", capfd)
-    file = Path("runs/tiny/FedBC-0/config.yaml")
-    file.write_text("a: [\n")
-    assert f"'{file}' cannot be read" in refused("runs/tiny", capfd)
     assert run_cli("report") == 2
+
+
+CHANGED = [
+    ("report studies/study", "study.json"), ("report studies/study", "m*.csv"), ("report runs/tiny", "config.yaml"),
+    ("compare --config study.yaml", "run.json"), ("fit --ckpt_path last --trainer.name tiny", "config.yaml"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "file"), CHANGED)
+def test_no_code_that_a_folder_names_is_run(copied, words, file):
+    Path("evil.py").write_text("open('imported', 'w').close()")
+    for path in [*Path("studies").rglob(file), *Path("runs").rglob(file)]:
+        text = re.sub(r'(: "?|,)[\w.]*(Fed|LogisticR|Tiny)[A-Z]\w*', r"\1evil.Model", path.read_text())
+        path.write_text(text + "\nevil: !!python/object/apply:evil.Model []\n" * (path.suffix != ".json"))
+    assert run_cli(*words.split()) == 1 + words.startswith("fit")
+    assert not Path("imported").exists()
