@@ -410,17 +410,13 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
     assert run_cli("report") == 2
 
 
-CHANGED = [
+@pytest.mark.parametrize(("words", "file"), [
     ("report studies/study", "study.json"), ("report studies/study", "m*.csv"), ("report runs/tiny", "config.yaml"),
     ("compare --config study.yaml", "run.json"), ("fit --ckpt_path last --trainer.name tiny", "config.yaml"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "file"), CHANGED)
+])  # fmt: skip
 def test_no_code_that_a_folder_names_is_run(copied, words, file):
     Path("evil.py").write_text("open('imported', 'w').close()")
     for path in [*Path("studies").rglob(file), *Path("runs").rglob(file)]:
         text = re.sub(r'(: "?|,)[\w.]*(Fed|LogisticR|Tiny)[A-Z]\w*', r"\1evil.Model", path.read_text())
         path.write_text(text + "\nevil: !!python/object/apply:evil.Model []\n" * (path.suffix != ".json"))
-    assert run_cli(*words.split()) == 1 + words.startswith("fit")
-    assert not Path("imported").exists()
+    assert (run_cli(*words.split()), Path("imported").exists()) == (1 + words.startswith("fit"), False)
