@@ -60,35 +60,37 @@ def source_hash(kind: type) -> str:
     """Return 12 digits of a hash of the code of a class: itself, its bases, and what it names.
 
     Of functions and classes of the user's that is their code again, of installed ones their name, because packages have
-    versions, and of other values what ``repr`` says. Comments, docstrings and line breaks do not count. It is empty for
-    code without a source, such as a class that was typed at a prompt.
+    versions, and of other values what ``repr`` says, with the attributes of a loss or metric. Comments, docstrings and
+    line breaks do not count. It is empty for code without a source, such as a class that was typed at a prompt.
 
     Example:
         >>> source_hash(dict)
         ''
     """
-    waiting, found = list[Any](kind.__mro__), dict[str, str]()
+    waiting, found = list[Any](kind.__mro__), dict[Any, str]()
     while waiting:
         part = waiting.pop()
-        name = f"{part.__module__}.{part.__qualname__}"
-        if name in found or not _is_users(part):
+        if part in found or not _is_users(part):
             continue
         try:
             tree = ast.parse(dedent(inspect.getsource(part)))
         except (OSError, TypeError, SyntaxError):
             continue
-        found[name] = _dumped(tree)
+        found[part] = _dumped(tree)
         for named, value in _named_values(tree, vars(sys.modules[part.__module__])):
             if isinstance(value, (FunctionType, type)) and _is_users(value):
                 waiting += value.__mro__ if isinstance(value, type) else (value,)
-            found[f"{name} {named}"] = f"{named} = {_told(value)}"
+            found[part, named] = f"{named} = {_told(value)}"
     return sha256(repr(sorted(found.values())).encode()).hexdigest()[:12] if found else ""
 
 
 def _told(value: Any) -> str:
     """Return the name of a module, function or class, and what ``repr`` says of another value."""
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))
-    return name if isinstance(name, str) else re.sub(" at 0x[0-9a-f]+", "", SORTED.repr(value))
+    if isinstance(name, str):
+        return name
+    attributes = vars(value) if hasattr(value, "state_dict") else {}  # a loss does not show its arguments
+    return re.sub(" at 0x[0-9a-f]+", "", SORTED.repr((value, attributes)))
 
 
 def _is_users(part: Any) -> bool:

@@ -68,7 +68,7 @@ def prepare(
     asked = identify(request.model, data, request.algorithm, settings, seed) if is_first else None
     identity: Any = fabric.broadcast(asked)
     if not is_named:
-        path = fabric.broadcast(_find_own(request, identity, settings.experiment) if is_first else None)
+        path = fabric.broadcast(_find_own(request, identity, settings) if is_first else None)
         saved = _read(path, request, fabric, lock)
         if type(data.users_module).__qualname__ in (saved or {}):
             data.set_up(request.fn.value, saved)  # again, with the state that it had
@@ -154,19 +154,22 @@ def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
         warnings.warn(f"{line}; the run goes on as it is now.", stacklevel=2)
 
 
-def _find_own(request: Request, identity: Identity, experiment: Path) -> Path | None:
+def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Path | None:
     """Return the newest ``last.ckpt`` of this very run, if it is asked for; None if the run begins anew.
 
+    A run of other code or data counts where there is none of the same, and only if it has not finished: two lines of a
+    script may differ in what no setting tells, and neither is to be taken for the other.
     A job that a cluster starts again goes on with those runs that it began, without being asked.
 
     Args:
         request: What the user asks for.
         identity: What makes this run the one that it is.
-        experiment: Folder of all runs of this name.
+        settings: What the user chose.
 
     Raises:
         ConfigurationError: There is no ``last.ckpt`` to evaluate.
     """
+    experiment = settings.experiment
     is_fit = request.fn == TrainerFn.FITTING
     job = slurm.job_id() if request.ckpt_path is None and is_fit and slurm.was_requeued() else None
     if request.ckpt_path is None and job is None:
@@ -178,6 +181,11 @@ def _find_own(request: Request, identity: Identity, experiment: Path) -> Path | 
         folder for folder, found in known.items()
         if (job is None if found is None else identity.is_of(found[0], free) and job in (None, found[1]))
     ]  # fmt: skip
+    alike = [folder for folder in same if (found := known[folder]) is not None and identity.is_alike(found[0])]
+    if is_fit and not alike:
+        rounds = [checkpoint.load(folder / run_folder.LAST)[checkpoint.KEY]["round"] for folder in same]
+        same = [folder for folder, done in zip(same, rounds, strict=True) if done < settings.max_rounds]
+    same = alike or same
     if same:
         if job is not None:
             rank_zero_info(f"This job was started again, and goes on from '{same[-1] / run_folder.LAST}'.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -27,11 +27,16 @@ from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.own_batches import OwnBatches
+from fedbc_lightning.federation.isolation import OWN
 from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
 from fedbc_lightning.run.settings import RunSettings
 
 NAME = "run.json"
 """File in a run folder that says what the run is."""
+
+# Callbacks that only watch, and may be other ones when a run goes on
+WATCHING = {"RoundProgressBar", "RoundCheckpoint", "AggregationMoves", "EarlyStopping", "LearningRateMonitor",
+            "DeviceStatsMonitor", "Timer"}  # fmt: skip
 
 # Number of clients, evenly chosen, whose first and last samples are hashed
 MAX_CLIENTS = 256
@@ -45,7 +50,7 @@ class Identity:
         settings: Hyper-parameters of trainer, method and model by dotted names, the seed, and the classes' names.
         partition: Hash of which samples each client has.
         samples: Hashes of the first and the last sample of each split, by client; those of streams are not known.
-        code: Hashes of the sources of the user's classes, by their names, and of the layers that the model has.
+        code: Hashes of the sources of the user's classes, by their names, and of layers and callbacks.
         versions: Versions of torch and of this package.
     """
 
@@ -84,6 +89,10 @@ class Identity:
         """Return whether a run that was saved is this one: the same settings, but for free ones, and partition."""
         names = {*saved.settings, *self.settings}.difference(free)
         return saved.partition == self.partition and all(self._agrees(saved, name) for name in names)
+
+    def is_alike(self, saved: Identity) -> bool:
+        """Return whether code and data were the same, too, so that nothing but the settings can differ."""
+        return (saved.code, saved.samples) == (self.code, self.samples)
 
     def _agrees(self, saved: Identity, name: str) -> bool:
         # Another version of this package may lack an option, or call it by another name.
@@ -131,7 +140,13 @@ def identify(
     }
     kinds: list[Any] = [type(part) for part in parts.values()]
     code = {f"the class {kind.__qualname__}": source_hash(kind) for kind in kinds}
-    code["the layers of the model"] = content_hash(re.sub("0x[0-9a-f]+", "", repr(model)))
+    layers = re.sub("0x[0-9a-f]+", "", repr(model)), [_plain(layer) for layer in model.modules()]
+    code["the layers of the model"] = content_hash(layers)
+    callbacks: Any = settings.callbacks or ()
+    for callback in callbacks if isinstance(callbacks, Sequence) else [callbacks]:
+        kind: Any = type(callback)
+        if WATCHING.isdisjoint(base.__name__ for base in kind.__mro__):
+            code[f"the callback {kind.__qualname__}"] = content_hash((source_hash(kind), _plain(callback)))
     return Identity(
         # As they are read again, with lists for tuples
         settings=json.loads(json.dumps(plain_values(described))),
@@ -140,6 +155,11 @@ def identify(
         code={name: found for name, found in code.items() if found},
         versions={"torch": str(torch.__version__), PACKAGE: version(PACKAGE)},
     )
+
+
+def _plain(part: Any) -> list[tuple[str, Any]]:
+    """Return the user's attributes that are numbers or texts, in which arguments that no setting tells are kept."""
+    return [(k, v) for k, v in vars(part).items() if k not in OWN and isinstance(v, (bool, int, float, str))]
 
 
 def _arguments(model: LightningModule) -> dict[str, Any]:

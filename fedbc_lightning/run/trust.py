@@ -76,8 +76,17 @@ def _other_code(text: str, folder: Path) -> Iterator[str]:
                 if value not in seen:
                     seen.add(value)
                     waiting.append(value)  # a section may be given as a text
-                    if _is_importable(value) or os.path.isfile(value) or os.path.isfile(folder / value):
+                    if _is_importable(value) or any(_is_file(value, place) for place in (Path.cwd(), folder)):
                         yield value
+
+
+def _is_file(value: str, folder: Path) -> bool:
+    """Return whether a text names a file as a config does, which may begin with ``~`` or ``file://``."""
+    from jsonargparse.typing import Path_fr
+
+    with suppress(TypeError, ValueError, OSError):
+        return bool(Path_fr(value, cwd=str(folder)))
+    return False
 
 
 def _is_importable(name: str) -> bool:

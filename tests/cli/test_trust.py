@@ -30,7 +30,7 @@ def foreign(tmp_path, monkeypatch):
 
 
 HIDING = {
-    "test": {"model": {"class_path": "evil.Model"}},
+    "test": {"model": "file://FOLDER/section.yaml"},
     "validate": {"data": '{"class_path": "ev\\u0069l.Data"}'},
     "fit": {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "os.system"}}]}},
     "export": {"algorithm": "section.yaml"},
@@ -41,8 +41,9 @@ HIDING = {
 @pytest.mark.parametrize(("command", "hidden"), HIDING.items())
 def test_a_foreign_config_runs_no_code_unless_it_is_named(foreign, capsys, command, hidden):
     config = foreign / "config.yaml"
-    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"data": "DigitsDataModule"} | hidden))
-    (foreign / "section.yaml").write_text("class_path: evil.Algorithm")
+    content = yaml.safe_load(config.read_text()) | {"data": "DigitsDataModule"} | hidden
+    config.write_text(yaml.safe_dump(content).replace("FOLDER", str(foreign)))
+    (foreign / "section.yaml").write_text("class_path: evil.Model")
     assert run_cli(command, "--ckpt_path", foreign) == 2
     assert f"name it: --config {config}" in capsys.readouterr().err
     assert not (foreign.parents[2] / "imported").exists()
