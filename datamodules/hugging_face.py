@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.checks import at_least, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
 from fedbc_lightning.data.loading import stack
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # What datasets.load_dataset calls the reader of a file's kind
+EXTRA = "); it needs pip install 'fedbc-lightning[llm]'"
 READERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 IGNORED = -100  # label of a token without a part in the loss, for torch's cross-entropy and the models of transformers
 
@@ -197,7 +198,9 @@ def _load_rows(path: str, subset: str | None, split: str) -> Rows:
         ConfigurationError: It cannot be loaded.
     """
     place = Path(path).expanduser()
-    try:
+    kinds = f"a file ({', '.join(READERS)}), a saved data set, or a name on the Hub"
+    # Errors come from the library, its file readers, and the network.
+    with in_one_line(f"data.path='{path}': no split '{split}' of {kinds} can be loaded (", EXTRA):
         import datasets
 
         if (place / "dataset_dict.json").is_file() or (place / "state.json").is_file():
@@ -208,12 +211,6 @@ def _load_rows(path: str, subset: str | None, split: str) -> Rows:
         else:
             found = datasets.load_dataset(path, subset)
         return found[split]
-    except Exception as error:  # of the library, of its file readers, and of the network
-        raise ConfigurationError(
-            f"data.path='{path}': no split '{split}' of a file ({', '.join(READERS)}), a saved data set, or a name on "
-            f"the Hub can be loaded ({type(error).__name__}: {first_line(error)}); it needs pip install "
-            "'fedbc-lightning[llm]'"
-        ) from error
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -222,15 +219,10 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: It cannot be loaded.
     """
-    try:
+    with in_one_line(f"data.tokenizer='{name}': cannot be loaded (", EXTRA):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # of the library and of the network
-        raise ConfigurationError(
-            f"data.tokenizer='{name}': cannot be loaded ({first_line(error)}); it needs pip install "
-            "'fedbc-lightning[llm]'"
-        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # as most causal models do; the attention mask hides it
     return tokenizer

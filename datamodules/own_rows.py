@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, first_line
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, in_one_line
 from fedbc_lightning.data import ArrayDataset, LoadedData
 from fedbc_lightning.data.datasets import Transform, natural_clients
 
@@ -100,13 +100,9 @@ def readable(path: Path, argument: str, layout: str) -> Iterator[None]:
     """
     if not path.is_file():
         raise ConfigurationError(f"data.{argument}='{path}': no such file; {layout}")
-    try:
-        yield
-    except ConfigurationError:
-        raise
     # For damaged files NumPy, pandas, pyarrow, scikit-learn and torch raise exceptions of more than ten classes
-    except Exception as error:
-        raise ConfigurationError(f"data.{argument}='{path}': cannot be read ({first_line(error)}); {layout}") from error
+    with in_one_line(f"data.{argument}='{path}': cannot be read (", f"); {layout}"):
+        yield
 
 
 def check_columns(wanted: dict[str, Sequence[str | None]], available: list[str], where: str) -> None:

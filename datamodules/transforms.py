@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import at_least, check_arguments, within
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 
 CPU = torch.device("cpu")
 
@@ -255,10 +255,8 @@ def check_transforms(images: Tensor, transform: Callable[[Tensor], Tensor], augm
 
 def _try(name: str, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     given = f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape)}"
-    try:
+    with in_one_line(f"data.{name}: it fails on {given}: "):
         outputs = function(inputs)
-    except Exception as error:
-        raise ConfigurationError(f"data.{name}: it fails on {given}: {first_line(error)}") from error
     if not isinstance(outputs, Tensor) or len(outputs) != len(inputs):
         raise ConfigurationError(f"data.{name}: made a {type(outputs).__name__} of {given}; return one for each sample")
     return outputs

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partition, Partitioner, PowerLaw
 
@@ -115,17 +115,13 @@ class VisionDataModule(IndexedDataModule):
         from torchvision import datasets  # takes a second to import
 
         kind = getattr(datasets, self.dataset_name)
-        try:
-            with warnings.catch_warnings():
-                # NumPy 2.4.0 to 2.4.4 warns about arrays that an old NumPy pickled,
-                # https://github.com/pytorch/vision/issues/9340
-                warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
-                return kind(self.root, train=train, download=self.download, **self.options)
-        except Exception as error:  # a download, or reading what was downloaded, can fail in many ways
-            raise ConfigurationError(
-                f"data.root={str(self.root)!r}: {self.dataset_name} cannot be {'downloaded or ' * self.download}read "
-                f"({first_line(error)}); expected {self.layout} in it; delete what is damaged"
-            ) from error
+        what = f"{self.dataset_name} cannot be {'downloaded or ' * self.download}read"
+        advice = f"); expected {self.layout} in it; delete what is damaged"
+        with in_one_line(f"data.root={str(self.root)!r}: {what} (", advice), warnings.catch_warnings():
+            # NumPy 2.4.0 to 2.4.4 warns about arrays that an old NumPy pickled,
+            # https://github.com/pytorch/vision/issues/9340
+            warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
+            return kind(self.root, train=train, download=self.download, **self.options)
 
 
 class MNISTDataModule(VisionDataModule):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, needs
 
 from .base import NextToken
 
@@ -70,13 +70,9 @@ class LoRAGPT2(NextToken):
             raise ConfigurationError(
                 f"model.embedding_dim: got {embedding_dim}; it must be a multiple of num_heads, {num_heads}."
             )
-        try:
+        with needs("model: LoRAGPT2 needs transformers and peft", "llm"):
             from peft import LoraConfig, get_peft_model
             from transformers import GPT2Config, GPT2LMHeadModel
-        except ImportError as error:
-            raise ConfigurationError(
-                "model: LoRAGPT2 needs transformers and peft: pip install 'fedbc-lightning[llm]'"
-            ) from error
         base = GPT2LMHeadModel(
             GPT2Config(
                 vocab_size=vocabulary_size, n_positions=sequence_length, n_embd=embedding_dim, n_layer=num_layers,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedbc_lightning.core.files import told
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
 
@@ -19,17 +21,25 @@ class RoundCheckpoint(Callback):
 
     Args:
         monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``accuracy/global``, or the name that
-            the module logs, e.g. ``val_loss``, for the metric of the global model.
+            the module logs, e.g. ``val_loss``, for the metric of the global model; None: every evaluated round is
+            written over the one before.
         mode: ``min`` if small values are better, ``max`` if large ones are.
-        filename: Name of the checkpoint file in ``checkpoints/``.
+        filename: Name of the checkpoint file.
+        dirpath: Folder of the file, or the URL of one in an object store, such as ``s3://bucket/mnist``; None:
+            ``checkpoints/`` in the run folder.
     """
 
     def __init__(
-        self, monitor: str = "accuracy/global", mode: Literal["min", "max"] = "max", filename: str = "best.ckpt"
+        self,
+        monitor: str | None = "accuracy/global",
+        mode: Literal["min", "max"] = "max",
+        filename: str = "best.ckpt",
+        dirpath: str | os.PathLike | None = None,
     ) -> None:
         self.monitor = monitor
         self.mode = mode
         self.filename = filename
+        self.dirpath = dirpath
         self.best: float | None = None
         self.best_round: int | None = None
 
@@ -46,13 +56,15 @@ class RoundCheckpoint(Callback):
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        value = float(trainer.callback_metrics[self.monitor])
-        if self.best is None or (value > self.best if self.mode == "max" else value < self.best):
+        value = None if self.monitor is None else float(trainer.callback_metrics[self.monitor])
+        is_best = value is None or self.best is None or (value > self.best if self.mode == "max" else value < self.best)
+        if is_best:
             self.best, self.best_round = value, trainer.current_round
             if trainer.is_global_zero and trainer.enable_checkpointing:
                 content = trainer.recorder.checkpoint()
-                with trainer.recorder.disk_told():
-                    checkpoint.save_atomically(content, Path(trainer.recorder.folder, "checkpoints", self.filename))
+                folder = Path(self.dirpath or Path(trainer.recorder.folder, "checkpoints"))
+                with told(folder, setting="RoundCheckpoint: dirpath"), trainer.recorder.disk_told():
+                    checkpoint.save_atomically(content, folder / self.filename)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its round."""

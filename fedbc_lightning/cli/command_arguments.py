@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedbc_lightning.core.errors import UsageError, did_you_mean, nearest
+from fedbc_lightning.core.files import url_of
 from fedbc_lightning.run.folder import last_checkpoint
 from fedbc_lightning.run.trust import check_trusted
 
@@ -157,7 +158,7 @@ def find_checkpoint(path: str) -> str:
     Raises:
         UsageError: There is no such checkpoint.
     """
-    if path in ("last", "null", "None"):
+    if path in ("last", "null", "None") or url_of(path) is not None:
         return path
     for file in (Path(path), Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
         if file.is_file():

@@ -22,7 +22,7 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import UsageError
-from fedbc_lightning.core.files import write
+from fedbc_lightning.core.files import url_of, write
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
 from fedbc_lightning.core.lightning_names import AnyCallback, both
 from fedbc_lightning.core.printing import Console
@@ -79,8 +79,8 @@ def adopt(words: list[str]) -> int:
     source, out = Path(given.file), given.output and Path(given.output)
     if not source.is_file():
         raise UsageError(f"no file {source}; give a config of LightningCLI")
-    if out and out.exists():
-        raise UsageError(f"--output {out} exists; give the name of a new file")
+    if out and (url_of(out) or out.exists()):
+        raise UsageError(f"--output {out}: give the name of a new file, on a disk")
     check_syntax(source)
     adoption = Adoption(yaml.safe_load(source.read_text(encoding="utf-8")), str(source), given)
     text = yaml.safe_dump(adoption.config, sort_keys=False, allow_unicode=True)

@@ -14,7 +14,7 @@ from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
 from fedbc_lightning.commands import adopt
 from fedbc_lightning.commands.studies import command_parser
 from fedbc_lightning.core import private_cli
-from fedbc_lightning.core.errors import UsageError
+from fedbc_lightning.core.errors import UsageError, needs
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 
@@ -47,7 +47,7 @@ def completion(words: list[str]) -> int:
 
     Raises:
         UsageError: No shell is named.
-        ModuleNotFoundError: The package ``shtab`` is not installed; the message says how to install it.
+        ConfigurationError: The package ``shtab`` is not installed; the message says how to install it.
     """
     shell = _own_parser().parse_args(words).shell
     if shell is None:
@@ -64,12 +64,8 @@ def _own_parser() -> FederatedArgumentParser:
 
 def script(shell: str) -> str:
     """Return the script for a shell, which jsonargparse makes with shtab."""
-    try:
+    with needs("completion needs the package shtab", "completion"):
         import shtab
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "completion needs the package shtab: pip install 'fedbc-lightning[completion]'"
-        ) from None
     parser, parsers = _parsers_of_all_commands()
     known: Any = {key: choices(base) for key, base in CLASS_KEYS.items()}
     ours = {key: [cls for cls in classes if is_ours(cls)] or classes for key, classes in known.items()}

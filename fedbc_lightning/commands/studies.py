@@ -17,6 +17,7 @@ from fedbc_lightning.cli.overview import columns
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, did_you_mean
+from fedbc_lightning.core.files import url_of
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.report.pages import write_reports
@@ -247,6 +248,5 @@ def report(words: list[str]) -> int:
     if given.folder is None:
         raise UsageError(f"of what? {PROG} report FOLDER_OF_A_RUN_OR_STUDY")
     for file in write_reports(Path(given.folder), given.output and Path(given.output)):
-        size = file.stat().st_size / 1e6
-        Console().print(f"Report:  {file} ({size:.1f} MB)", markup=False, highlight=False, soft_wrap=True)
+        Console().print(f"Report:  {url_of(file) or file}", markup=False, highlight=False, soft_wrap=True)
     return 0

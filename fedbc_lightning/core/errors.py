@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from fedbc_lightning.core.text import printable
 
@@ -47,6 +48,19 @@ class NotVectorizableError(ConfigurationError):
         return f"trainer.engine: vectorized {self.reason}; use engine: sequential."
 
 
+@contextmanager
+def needs(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Say in one line, in place of an import that fails, which of this package's extras has it.
+
+    Raises:
+        ConfigurationError: An import failed; the message begins with ``what`` and ends with ``otherwise``.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{what}: pip install 'fedbc-lightning[{extra}]'{otherwise}") from error
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an exception's message, or the name of its class if the message is empty.
 
@@ -55,6 +69,21 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def in_one_line(before: str, after: str = "") -> Iterator[None]:
+    """Put the first line of whatever another library raises between two texts; a line of this package's passes.
+
+    Raises:
+        ConfigurationError: Something was raised.
+    """
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{before}{first_line(error)}{after}") from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

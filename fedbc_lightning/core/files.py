@@ -2,15 +2,20 @@
 
 No link in the place of a file is followed, so that a foreign folder cannot name files of its reader. A file is replaced
 at once: a reader finds the old one or the new one, even if the process is killed while writing.
+
+A place may be the URL of an object store, such as ``s3://bucket/best.ckpt``, where one file is written or read as a
+whole. Folders of runs and studies are on a disk: they are locked, and their tables are appended to.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
+import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.units import bytes_said
 
 CHECKPOINTS = "checkpoints"
@@ -29,12 +34,67 @@ CHECKPOINTS = "checkpoints"
 _NAMELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
+def url_of(path: str | os.PathLike) -> str | None:
+    """Return the URL of an object store that a path is, even if ``Path`` took a slash of it; None if it is of a disk.
+
+    Example:
+        >>> url_of(Path("s3://bucket/best.ckpt")), url_of("runs/best.ckpt")
+        ('s3://bucket/best.ckpt', None)
+    """
+    found = re.fullmatch(r"([a-z][a-z0-9+.-]+):/+(.*)", str(path))
+    return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
+
+
+@contextmanager
+def _store(url: str, verb: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of an object store, and the name there; what is wrong becomes one line."""
+    from fsspec.core import url_to_fs  # here, because most runs are on disks alone
+
+    with in_one_line(f"'{url}' cannot be {verb} (", ")."):  # the library of each store has errors of its own
+        yield url_to_fs(url)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is such a file, also in an object store."""
+    if (url := url_of(path)) is None:
+        return path.exists()
+    with _store(url, "found and read") as (store, name):
+        return store.exists(name)
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[Path]:
+    """Yield a file, or a copy of it that is removed afterwards if it lies in an object store."""
+    if (url := url_of(path)) is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        with _store(url, "found and read") as (store, name):
+            store.get_file(name, str(copy))
+        yield copy
+
+
+def refuse_url(path: str | os.PathLike, setting: str = "") -> None:
+    """Raise if a path that must be on a disk is in an object store.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    if (url := url_of(path)) is not None:
+        raise ConfigurationError(
+            f"{setting}'{url}' is in an object store, where a run or study cannot lock its folder or append to tables; "
+            "give a folder on a disk. Checkpoints (RoundCheckpoint's dirpath) and reports can be written there."
+        )
+
+
 def refuse_link(path: Path) -> None:
     """Raise if a link stands in the place of a file, or of a folder inside of that of a run or study.
 
     Raises:
-        ConfigurationError: It does.
+        ConfigurationError: It does, or the place is in an object store.
     """
+    refuse_url(path)
     for place in (path.parent, path) if path.parent.name == CHECKPOINTS else (path,):
         if place.is_symlink():
             raise ConfigurationError(
@@ -64,6 +124,12 @@ def read(path: Path) -> bytes:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a private temporary file; on success it atomically replaces ``path``, on an error it is removed."""
+    if (url := url_of(path)) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield (partial := Path(folder, path.name))
+            with _store(url, "written") as (store, name), store.transaction, store.open(name, "wb") as target:
+                target.write(partial.read_bytes())  # complete before the transaction shows it
+        return
     refuse_link(path)
     # POSIX replaces a name in one step, on one disk alone: so the temporary file lies in the same folder.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -95,6 +161,8 @@ def make_folder(path: Path, *, is_private: bool = False, exist_ok: bool = True) 
         is_private: True for the first folder of this package in a place of the user's: nobody else may enter it.
         exist_ok: Whether the folder may be there.
     """
+    if url_of(path) is not None:  # a store makes them with their files
+        return
     if not path.parent.exists():
         make_folder(path.parent, is_private=is_private)
     try:
@@ -124,7 +192,9 @@ def remove_partial(folder: Path) -> None:
 
 
 def check_unpacked(path: str | Path, most: int | None = None) -> None:
-    """Check how much a zip file unpacks to, before anything of it is unpacked; other files pass.
+    """Check a zip file, before anything of it is used: how much it unpacks to, and its checksums; other files pass.
+
+    The checksums take 1 s for 1 to 7 GB.
 
     Args:
         path: Path of the file.
@@ -132,14 +202,16 @@ def check_unpacked(path: str | Path, most: int | None = None) -> None:
             times, so that no ratio tells it from a file that is made to fill the memory.
 
     Raises:
-        ValueError: It is more.
+        ValueError: It is more, or a checksum is wrong.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             size = sum(part.file_size for part in file.infolist())
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
-        if size > most:
-            raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
+            most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
+            if size > most:
+                raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
+            if (damaged := file.testzip()) is not None:
+                raise ValueError(f"the checksum of its part '{damaged}' is wrong")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.private_lightning import LaunchedStrategy, UnpatchedFabric, start_method
 from fedbc_lightning.distributed.heartbeat import Heartbeat, leave_process_group
 from fedbc_lightning.distributed.interrupts import check
@@ -121,13 +121,11 @@ def _open_store(host: str, port: int, *, is_local: bool) -> Store:
     Raises:
         ConfigurationError: The port is taken.
     """
-    try:
+    with in_one_line(f"MASTER_PORT: cannot listen at {host}:{port}: ", "."):
         own = dict[str, Any]()
         if is_local:  # libuv's server takes no socket that listens already
             own = {"master_listen_fd": socket.create_server((host, port)).detach(), "use_libuv": False}
         return TCPStore(host, port, is_master=True, wait_for_workers=False, **own)
-    except (OSError, torch.distributed.DistError) as error:
-        raise ConfigurationError(f"MASTER_PORT: cannot listen at {host}:{port}: {first_line(error)}.") from None
 
 
 def make_fabric(

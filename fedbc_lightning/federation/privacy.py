@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, needs
 from fedbc_lightning.core.metric_names import EPSILON
 from fedbc_lightning.core.secret import read_secret
 from fedbc_lightning.core.seeding import secret_generator
@@ -260,12 +260,8 @@ def epsilons(noise_multiplier: float, share: float, delta: float) -> Callable[[i
     Raises:
         ConfigurationError: dp-accounting is not installed.
     """
-    try:
+    with needs("trainer.privacy needs dp-accounting", "privacy"):
         from dp_accounting.pld import privacy_loss_distribution as distributions
-    except ImportError as error:
-        raise ConfigurationError(
-            "trainer.privacy needs dp-accounting: pip install 'fedbc-lightning[privacy]'"
-        ) from error
     one = distributions.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=share, value_discretization_interval=INTERVAL
     )

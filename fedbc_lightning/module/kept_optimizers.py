@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import in_one_line
 
 PLAIN = (Tensor, nn.Module, str, int, float, type(None))
 
@@ -108,18 +108,15 @@ class KeptState:
     def _write(self, sources: list[Any], targets: list[Any]) -> list[Any]:
         memo = self._shared | {id(source): target for source, target in zip(sources, targets, strict=True)}
         for source, target in zip(sources, targets, strict=True):
-            try:
+            who = f"model: {type(source).__name__} of configure_optimizers holds what cannot be copied"
+            advice = "), and every client starts with it as it is now; keep that elsewhere."
+            with in_one_line(f"{who} (", advice):
                 attributes = {
                     name: vars(target).get(name, OrderedDict())
                     if name.endswith("_hooks")
                     else copy.deepcopy(value, memo)
                     for name, value in vars(source).items()
                 }
-            except Exception as error:
-                raise ConfigurationError(
-                    f"model: {type(source).__name__} of configure_optimizers holds what cannot be copied "
-                    f"({first_line(error)}), and every client starts with it as it is now; keep that elsewhere."
-                ) from error
             vars(target).clear()
             vars(target).update(attributes)
         return targets

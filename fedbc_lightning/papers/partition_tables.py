@@ -12,10 +12,7 @@ from fedbc_lightning.studies.numbers import Rows
 NUM_CLIENTS = 20
 EXPONENTS = (1.1, 1.2, 1.3, 1.4, 1.5)
 # Number of samples of each class, train and test data together.
-CLASS_SIZES = {
-    "MNIST": (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
-    "CIFAR-10": (6000,) * 10,
-}
+CLASS_SIZES = {"MNIST": (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958), "CIFAR-10": (6000,) * 10}
 
 # The paper's numbers of samples of the smallest and the largest client, one pair per exponent.
 TABLE_5 = {

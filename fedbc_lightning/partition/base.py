@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from fedbc_lightning.core.checks import at_least, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.files import check_unpacked, open_file, replacing
 
 NumClients = Annotated[int, at_least(1)]
@@ -170,7 +170,8 @@ class Partition(Sequence[np.ndarray]):
         Raises:
             ConfigurationError: The file does not exist, is damaged, or was not written by :meth:`save`.
         """
-        try:
+        # NumPy raises exceptions of zipfile, zlib and ast, and nearly all of Python's, for damaged files
+        with in_one_line(f"data.partitioner.path='{path}': cannot be read (", "); give the partition.npz of a run"):
             check_unpacked(path)
             # Without pickles, which could run code of whoever wrote the file
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -179,11 +180,6 @@ class Partition(Sequence[np.ndarray]):
             saved = SavedPartition(partition, int(found["num_samples"]), found.get("label_histogram"))
             if partition.hash() != str(found["hash"]):
                 raise ValueError("its hash is another one")
-        # NumPy raises exceptions of zipfile, zlib and ast, and nearly all of Python's, for damaged files
-        except Exception as error:
-            raise ConfigurationError(
-                f"data.partitioner.path='{path}': cannot be read ({first_line(error)}); give the partition.npz of a run"
-            ) from None
         return saved
 
 

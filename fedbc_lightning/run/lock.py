@@ -82,8 +82,8 @@ class RunLock(ExitStack):
 
     def owner_after_trying(self, folder: Path) -> str | None:
         """Try to lock a folder and return who else has it, or may have it; None means that it is locked now."""
+        files.refuse_link(folder / NAME)
         path = folder.resolve() / NAME
-        files.refuse_link(path)
         lease = Lease(
             path, lease_duration=SECONDS_TO_LIVE, heartbeat_interval=SECONDS_BETWEEN_TOUCHES, thread_local=False
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hin
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
@@ -174,6 +175,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         """Check all values, also those that are impossible only together."""
         check_arguments(RunSettings, vars(self), "trainer")
+        refuse_url(self.default_root_dir, "trainer.default_root_dir: ")
         folder = Path(self.name)
         if self.local_epochs is not None and self.local_steps is not None:
             raise ConfigurationError("trainer.local_epochs and local_steps: give one of them, set the other to null.")

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fedbc_lightning.core.clients import find_clients
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import make_folder, refuse_link, replacing, told
+from fedbc_lightning.core.errors import ConfigurationError, needs
+from fedbc_lightning.core.files import is_there, make_folder, refuse_link, replacing, told
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
@@ -49,7 +49,7 @@ def export(run: Run, *, client: str | int | None, out: Path | None, force: bool)
     out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if out is None else out
     if run.fabric.is_global_zero:
         check_out(out, force=force)
-        if out.exists() and out.samefile(path):
+        if out == path or (out.exists() and out.samefile(path)):
             raise ConfigurationError(f"out: '{out}' is the checkpoint itself; give another file.")
         state = module_state_of(run.federation, choose_model(run, index))
         with told(out.parent, setting="out"):
@@ -65,7 +65,7 @@ def check_out(out: Path, *, force: bool) -> None:
     Raises:
         ConfigurationError: It is, and ``force`` is False.
     """
-    if out.exists() and not force:
+    if is_there(out) and not force:
         raise ConfigurationError(f"out: '{out}' is there already; give another file, or --force to write over it.")
 
 
@@ -79,12 +79,8 @@ def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path
             raise ConfigurationError(
                 f"out: '{others[0]}' is no tensor, which safetensors cannot hold; give a .ckpt file."
             )
-        try:
+        with needs(f"out: '{out}' needs safetensors", "llm", ", or give a name in .ckpt."):
             from safetensors.torch import save_file
-        except ImportError as error:
-            raise ConfigurationError(
-                f"out: '{out}' needs safetensors: pip install 'fedbc-lightning[llm]', or give a name in .ckpt."
-            ) from error
         tensors = {name: tensor.contiguous() for name, tensor in state.items()}
         with replacing(out) as partial:
             save_file(tensors, partial, {"format": "pt", checkpoint.SOURCE: json.dumps(source)})

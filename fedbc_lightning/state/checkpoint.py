@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], 
 
     Args:
         checkpoint: The content of the checkpoint.
-        path: The file to write; its folder is made if only the last level is missing.
+        path: The file to write, on a disk or in an object store; its folder is made if it is missing.
         check: Raises if the folder belongs to another process by now.
 
     Raises:
@@ -65,6 +64,8 @@ def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], 
             "callbacks and data, get_extra_state and on_save_checkpoint hold numbers, strings and tensors only, or "
             f"allow its class (torch.serialization.add_safe_globals).{kept}"
         ) from error
+    if files.url_of(path) is not None:
+        return
     # Without this fsync a crash may forget the rename itself, though the file is on the disk.
     folder = files.descriptor(path.parent.resolve(), os.O_RDONLY)
     try:
@@ -79,26 +80,20 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: The file does not exist, cannot be read, or was not written by this package.
     """
-    path = Path(path)
-    if path.parent.name == files.CHECKPOINTS:  # elsewhere the user may have links of his own
-        files.refuse_link(path)
-    if not path.is_file():
-        raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
-    try:
-        files.check_unpacked(path, path.stat().st_size)  # torch packs without making smaller
-        # torch.load does not compare the zip's checksums, so a flipped bit would become a number. This takes 1 s for 1
-        # to 7 GB. Of a file that is no zip, torch.load says what it is.
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as file:
-                damaged = file.testzip()
-            if damaged is not None:
-                raise ValueError(f"the checksum of its part '{damaged}' is wrong")
-        checkpoint = torch.load(path, map_location="cpu")
-    except Exception as error:
-        # torch.load's default is for safety: a checkpoint may hold numbers, strings, tensors and containers of these.
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        problem = f"it holds an object of {named.group(1)}" if named else f"{first_line(error)}; is it cut off?"
-        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({problem}).") from error
+    with files.on_disk(Path(path)) as file:
+        if file.parent.name == files.CHECKPOINTS:  # elsewhere the user may have links of his own
+            files.refuse_link(file)
+        if not file.is_file():
+            raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
+        try:
+            # torch packs without making smaller, and does not compare checksums: a flipped bit would become a number.
+            files.check_unpacked(file, file.stat().st_size)
+            checkpoint = torch.load(file, map_location="cpu")
+        except Exception as error:
+            # torch.load's default is for safety: a checkpoint may hold numbers, strings, tensors and their containers.
+            named = re.search(r"GLOBAL (\S+)", str(error))
+            problem = f"it holds an object of {named.group(1)}" if named else f"{first_line(error)}; is it cut off?"
+            raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({problem}).") from error
     if isinstance(checkpoint, dict) and SOURCE in checkpoint:
         raise ConfigurationError(f"ckpt_path: '{path}' is an exported model; give the run that it comes from.")
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:

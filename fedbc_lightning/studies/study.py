@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.numbers import is_share
@@ -198,6 +199,7 @@ class Study:
         Raises:
             ConfigurationError: It cannot be done, or names what the study does not have.
         """
+        refuse_url(self.out, "out: ")
         metrics, tuning, seeds = self.metrics, self.tuning, self.seed_list
         rungs = [rounds for rounds in tuning.rungs if rounds is not None]
         refuse({

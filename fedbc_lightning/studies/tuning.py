@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, needs
 from fedbc_lightning.core.files import write
 from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.methods import Method, Range
@@ -132,12 +132,8 @@ def grid_search(study: Study, method: Method) -> Search:
 
 def optuna_search(study: Study, method: Method) -> Search:
     """Search with Optuna's tree-structured Parzen estimator; its seed is fixed so that a resumed study repeats it."""
-    try:
+    with needs(f"algorithms.{method.name}: intervals need Optuna", "optuna", ", or give a grid."):
         import optuna
-    except ModuleNotFoundError:
-        raise ConfigurationError(
-            f"algorithms.{method.name}: intervals need Optuna: pip install 'fedbc-lightning[optuna]', or give a grid."
-        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -28,7 +28,7 @@ from unittest import mock
 import filelock
 import torch
 
-from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, notes_of, one_line, report
+from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, needs, notes_of, one_line, report
 from fedbc_lightning.core.files import make_folder, open_file, read, refuse_link, remove, write
 from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
@@ -332,18 +332,14 @@ class Jobs:
         self._asked = json.dumps([study.part, study.as_config()], default=str)
         self._lock = filelock.FileLock(self._folder / f"{os.getpid()}.lock")
         self._jobs: Sequence[Any] = []  # of submitit, which is an extra
-        try:
+        with needs(f"backend: {study.backend} submits jobs by submitit", "cluster"):
             import submitit
-
+        try:
             self._executor = submitit.AutoExecutor(
                 self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
             )
             asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
             self._executor.update_parameters(**asked)
-        except ModuleNotFoundError:
-            raise ConfigurationError(
-                f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
-            ) from None
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(
                 f"backend: {study.backend}: {first_line(error).rstrip('.')}; resources have submitit's names, e.g. "

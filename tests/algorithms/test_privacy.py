@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -261,9 +260,3 @@ def test_no_file_of_a_run_or_study_holds_the_secret(project, monkeypatch, capfd)
     assert len(files) > 20
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
     assert "correct horse" not in "".join(capfd.readouterr())
-
-
-def test_without_dp_accounting_the_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    with pytest.raises(ConfigurationError, match=r"needs dp-accounting: pip install 'fedbc-lightning\[privacy\]'"):
-        epsilons(1.0, 0.1, 1e-5)

@@ -56,6 +56,10 @@ UNUSABLE = {
     f"{FIT} --algorithm FedProx --algorithm.mu=-1": "algorithm.mu: got -1.0; give a number >= 0",
     f"{FIT} --lr_scheduler StepLR --lr_scheduler.step_size 1": "lr_scheduler needs an optimizer",
     f"{FIT} --trainer.clients_per_round 9": "clients_per_round",
+    f"{FIT} --trainer.default_root_dir memory://runs": "default_root_dir: 'memory://runs' is in an object store",
+    f"{FIT} --ckpt_path memory://none.ckpt": "'memory://none.ckpt' cannot be found and read (",
+    f"{FIT} --ckpt_path xyz://none.ckpt": "(Protocol not known: xyz).",
+    'compare --base tiny.yaml --algorithms {"FedAvg":{}} --out memory://s': "out: 'memory://s' is in an object store",
 }
 
 
