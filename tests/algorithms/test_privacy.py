@@ -245,9 +245,10 @@ def test_a_secret_is_read_and_never_given(source, said):
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_no_file_of_a_run_or_study_holds_the_secret(project, monkeypatch, capfd):
-    monkeypatch.setenv("HORSE", "correct horse")
-    privacy = "{clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3, secret: env:HORSE}"
+def test_no_file_of_a_run_or_study_holds_the_secret(project, tmp_path_factory, capfd):
+    secret = tmp_path_factory.mktemp("home") / "secret"
+    secret.write_text("correct horse")
+    privacy = f"{{clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3, secret: 'file:{secret}'}}"
     words = ["--trainer.privacy", privacy, "--algorithm.weighting", "uniform", "--trainer.logger", "true"]
     assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
     assert run_cli("report", "runs/tiny") == 0
