@@ -91,6 +91,11 @@ class RunRecord:
         """Content of ``partition.json``."""
         return _read(self.folder / "partition.json", json.loads) or {}
 
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What ``run.json`` says of settings, code and data."""
+        return _read(self.folder / "run.json", json.loads) or {}
+
     @property
     def missing(self) -> list[str]:
         """Names of the files that the run should have written and that are not there."""

@@ -102,13 +102,15 @@ def check_pairs(runs: Iterable[Run]) -> list[str]:
     """Return what prevents a comparison of finished runs.
 
     Paired differences cancel the effects of data, initial model and sampled clients on the numbers; so within a variant
-    and seed the runs must share all three.
+    and seed the runs must share all of them, and the user's code, which may have changed since the first runs finished.
     """
     pairs: dict[tuple[str, int], dict[str, RunRecord]] = {}
     for run in runs:
         pairs.setdefault((run.variant, run.seed), {})[run.method] = run.record
     shared: dict[str, Callable[[RunRecord], Any]] = {
         "partition of the data": lambda record: record.partition.get("hash", "")[:12],
+        "samples of the clients": lambda record: tuple(sorted(record.identity.get("samples", {}).items())),
+        "code of the user's classes": _code,
         "initial model": _initial_values,
         "sampled clients": sampled_clients,
     }
@@ -121,6 +123,13 @@ def check_pairs(runs: Iterable[Run]) -> list[str]:
             if len({value[:length] for value in known.values()}) > 1:
                 problems.append(f"{variant}, seed {seed}: the algorithms do not share the {what}: {', '.join(known)}")
     return problems
+
+
+def _code(record: RunRecord) -> tuple[tuple[str, str], ...]:
+    """Return the hashes of the user's classes; that of the method is its own."""
+    own = f"the class {record.identity.get('settings', {}).get('algorithm')}"
+    found = record.identity.get("code", {}).items()
+    return tuple(sorted(item for item in found if item[0].startswith("the class ") and item[0] != own))
 
 
 def _initial_values(record: RunRecord) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 import glob
 import io
+import json
 import re
 import signal
 import time
@@ -264,6 +265,9 @@ def write_run(run, sampled, hash="0123"):
     folder = run.folder / "FedAvg-0"
     folder.mkdir(parents=True)
     (folder / "partition.json").write_text(f'{{"hash": "{hash}"}}')
+    content = {"settings": {"algorithm": "Own"}, "samples": {"0": hash}}
+    content["code"] = {"the class Own": run.method, "the class Net": hash, "the layers of the model": run.method}
+    (folder / "run.json").write_text(json.dumps(content))
     (folder / "metrics.csv").write_text(f"round,{ACCURACY}\n0,0.1\n1,0.5\n")
     (folder / "clients.csv").write_text("round,client\n" + "".join(f"1,{client}\n" for client in sampled))
 
@@ -276,7 +280,7 @@ def test_runs_that_do_not_share_what_they_should(tmp_path):
     assert check_pairs(runs[:2]) == []
     assert check_pairs(runs) == [
         f"all, seed 0: the algorithms do not share the {what}: a, b, c"
-        for what in ("partition of the data", "sampled clients")
+        for what in ("partition of the data", "samples of the clients", "code of the user's classes", "sampled clients")
     ]
     found = read_results(study, [State(run, "finished") for run in runs])
     assert found[ACCURACY].tolist() == [0.5] * 3
