@@ -203,7 +203,8 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Pa
     others = [(folder, found[0]) for folder, found in known.items() if found is not None]
     if others:
         folder, saved = others[-1]
-        why = "; ".join(identity.differences(saved)[:3]) or "its clients have other samples"
+        other = "an attribute of model or callbacks" if identity.is_of(saved) else "its clients' samples"
+        why = "; ".join(identity.differences(saved)[:3]) or f"{other} differ"
         said = f"WARNING: '{folder}' is another run ({why}): this one starts at round 0; to go on there, name it. "
     rank_zero_only(log.warning)((said + ("" if known else did_you_mean(experiment.name, beside, ""))).rstrip())
     return None

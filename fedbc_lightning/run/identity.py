@@ -50,8 +50,10 @@ class Identity:
         settings: Hyper-parameters of trainer, method and model by dotted names, the seed, and the classes' names.
         partition: Hash of which samples each client has.
         samples: Hashes of the first and the last sample of each split, by client; those of streams are not known.
-        code: Hashes of the sources of the user's classes, by their names, and of layers and callbacks.
+        code: Hashes of the sources of the user's classes, by their names, and of the layers that the model has.
         versions: Versions of torch and of this package.
+        attributes: Hash of plain attributes of the model, its layers, and callbacks that do more than watch. It tells
+            runs apart which differ in arguments that no setting tells; as training may change them, none is named.
     """
 
     settings: dict[str, Any]
@@ -59,6 +61,7 @@ class Identity:
     samples: dict[str, str]
     code: dict[str, str]
     versions: dict[str, str]
+    attributes: str = ""
 
     @property
     def hash(self) -> str:
@@ -92,7 +95,7 @@ class Identity:
 
     def is_alike(self, saved: Identity) -> bool:
         """Return whether code and data were the same, too, so that nothing but the settings can differ."""
-        return (saved.code, saved.samples) == (self.code, self.samples)
+        return (saved.code, saved.samples, saved.attributes) == (self.code, self.samples, self.attributes)
 
     def _agrees(self, saved: Identity, name: str) -> bool:
         # Another version of this package may lack an option, or call it by another name.
@@ -108,7 +111,8 @@ def read(folder: Path) -> tuple[Identity, str | None] | None:
     """Return the identity of a run and its job; None for a folder of an older version, or if it cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         content = json.loads(files.read(folder / NAME))
-        return Identity(**{name: content[name] for name in Identity.__dataclass_fields__}), content["job"]
+        fields = Identity.__dataclass_fields__.keys() & content.keys()
+        return Identity(**{name: content[name] for name in fields}), content["job"]
     return None
 
 
@@ -140,13 +144,14 @@ def identify(
     }
     kinds: list[Any] = [type(part) for part in parts.values()]
     code = {f"the class {kind.__qualname__}": source_hash(kind) for kind in kinds}
-    layers = re.sub("0x[0-9a-f]+", "", repr(model)), [_plain(layer) for layer in model.modules()]
-    code["the layers of the model"] = content_hash(layers)
+    code["the layers of the model"] = content_hash(re.sub("0x[0-9a-f]+", "", repr(model)))
     callbacks: Any = settings.callbacks or ()
-    for callback in callbacks if isinstance(callbacks, Sequence) else [callbacks]:
-        kind: Any = type(callback)
-        if WATCHING.isdisjoint(base.__name__ for base in kind.__mro__):
-            code[f"the callback {kind.__qualname__}"] = content_hash((source_hash(kind), _plain(callback)))
+    acting: list[Any] = [
+        each for each in (callbacks if isinstance(callbacks, Sequence) else [callbacks])
+        if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)
+    ]  # fmt: skip
+    acting += model.modules()
+    attributes = [(source_hash(part.__class__), part.__class__.__qualname__, _plain(part)) for part in acting]
     return Identity(
         # As they are read again, with lists for tuples
         settings=json.loads(json.dumps(plain_values(described))),
@@ -154,6 +159,7 @@ def identify(
         samples=samples_of(datamodule),
         code={name: found for name, found in code.items() if found},
         versions={"torch": str(torch.__version__), PACKAGE: version(PACKAGE)},
+        attributes=content_hash(attributes),
     )
 
 

@@ -55,7 +55,10 @@ class RunLock(ExitStack):
         copy = "To start a run of your own from its checkpoint, copy the checkpoint and give the copy."
         with files.told(folder, copy, "ckpt_path"):
             while (owner := self.owner_after_trying(folder)) is not None:
-                before, touched = touched, (folder / NAME).stat().st_mtime
+                try:
+                    before, touched = touched, (folder / NAME).stat().st_mtime
+                except FileNotFoundError:  # its owner has just ended, or the last try has found it dead
+                    continue
                 if owner.endswith(f" on {socket.gethostname()}") or before not in (None, touched):
                     who = f"'{folder}' is being written by {owner}{_run_in(folder)}"
                     raise ConfigurationError(f"ckpt_path: {who}; stop that, or wait until it has ended.")

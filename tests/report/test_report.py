@@ -117,7 +117,7 @@ def page_of(folder, capfd, *words):
     status = run_cli("report", folder, *words)
     said = "".join(capfd.readouterr())
     assert status == 0, said
-    (file,) = re.findall(r"^Report:  (.*) \(0\.\d MB\)$", said, re.MULTILINE)
+    (file,) = re.findall(r"^Report:  (.*)$", said, re.MULTILINE)
     return Path(file)
 
 

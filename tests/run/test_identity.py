@@ -122,7 +122,7 @@ def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
         assert [last_round_of(name, rounds) for name in names] == [(name, rounds) for name in names]
     said = [message for message in caplog.messages if "is another run" in message]
     assert len(said) == len(asked) - 1
-    assert "its clients have other samples" in said[0]
+    assert "its clients' samples differ" in said[0]
     assert "model.lr was 0.1 when the checkpoint was written and is 0.2 now" in said[1]
 
 
