@@ -270,7 +270,7 @@ class FederatedCLI(private_cli.OpenCLI):
         built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
         if command == "export":
-            print(printable(self.result))
+            print(printable(url_of(self.result) or self.result))
         elif command == "plan":
             self.result.start_seconds += built - self._started
             print_plan(self.result)
