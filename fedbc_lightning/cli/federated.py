@@ -26,7 +26,7 @@ from fedbc_lightning.cli.parser import EITHER, SECTION_TITLES, FederatedArgument
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write
+from fedbc_lightning.core.files import url_of, write
 from fedbc_lightning.core.origin import code_hash
 from fedbc_lightning.core.text import printable
 from fedbc_lightning.run.folder import how_to_go_on
