@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.core.files import told
@@ -14,7 +15,7 @@ from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
 
 
-class RoundCheckpoint(Callback):
+class RoundCheckpoint(Checkpoint):
     """Keeps the checkpoint of the best round by a logged metric as ``checkpoints/best.ckpt``.
 
     ``last.ckpt``, from which a run resumes, is written without this callback.

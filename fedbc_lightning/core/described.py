@@ -83,7 +83,7 @@ def content_hash(value: Any) -> str:
 
 def _hash_into(found: Any, value: Any, depth: int) -> None:
     if isinstance(value, Tensor) and value.layout == torch.strided:
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # one element may have any stride
         found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, (np.ndarray, np.generic)):

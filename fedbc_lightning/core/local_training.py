@@ -75,7 +75,7 @@ class LocalTraining:
             gradients.clamp_(-value, value)
         else:
             # As torch.nn.utils.clip_grad_norm_, the norm of the parameters' norms and its 1e-6, so that one client has
-            # the bits of lightning.Trainer.
+            # the bits of lightning.Trainer, if the groups list the parameters in the module's order.
             each = [torch.linalg.vector_norm(part, dim=-1) for part in gradients.split(sizes, dim=-1)]
             norms = torch.linalg.vector_norm(torch.stack(each, dim=-1), dim=-1, keepdim=True)
             gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))

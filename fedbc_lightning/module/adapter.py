@@ -262,24 +262,33 @@ class UserModule:
     @contextmanager
     def noting_attributes(self) -> Iterator[None]:
         """Note the attributes that a hook of rounds changes; else a resumed run would begin ``self.lr *= 0.5`` anew."""
-        before = self._plain_attributes()
+        before = self.plain_attributes()
         yield
-        now = self._plain_attributes()
+        now = self.plain_attributes()
         self.changed_attributes |= {
             place: value for place, value in now.items() if place not in before or before[place] != value
         }
 
     def put_attributes_back(self, values: Mapping[tuple[str, str], Any]) -> None:
         """Restore the attributes that hooks of rounds had changed."""
-        holders, self.changed_attributes = self._holders(), dict(values)
+        self.changed_attributes = dict(values)
+        self.put_plain_attributes(values)
+
+    def put_plain_attributes(self, values: Mapping[tuple[str, str], Any], *, are_all: bool = False) -> None:
+        """Set those attributes that have other values now; if these are all that there were, remove newer ones."""
+        holders, now = self._holders(), self.plain_attributes()
+        for name, key in now.keys() - values.keys() if are_all else ():
+            del holders[name][key]  # it hides that of the class, such as a learning rate
         for (name, key), value in values.items():
-            holders[name][key] = plain_copy(value)
+            if name in holders and ((name, key) not in now or now[name, key] != value):
+                holders[name][key] = plain_copy(value)
 
     def _holders(self) -> dict[str, dict[str, Any]]:
         parts = {name: vars(part) for name, part in self.module.named_modules()}
         return parts | {"hparams": self.module.hparams}
 
-    def _plain_attributes(self) -> dict[tuple[str, str], Any]:
+    def plain_attributes(self) -> dict[tuple[str, str], Any]:
+        """Return the attributes of the module's parts, and hyper-parameters, that are plain values."""
         plain = {name: plain_values(holder) for name, holder in self._holders().items()}
         return {(name, key): value for name, values in plain.items() for key, value in values.items()}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
+from typing import Any
 
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -38,6 +40,7 @@ class RoundLoop:
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
         self._frozen: dict[str, Tensor] = {}
+        self._attributes: dict[tuple[str, str], Any] = {}
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
         self._progress.log_dir, self._progress.loggers = str(recorder.folder), recorder.loggers
@@ -72,6 +75,8 @@ class RoundLoop:
                 progress.current_round = progress.finished_round
                 with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
                     self._federation.load_global()
+                if self._attributes:
+                    run.user.put_plain_attributes(self._attributes, are_all=True)
                 self._hooks.call_callbacks("on_exception", cause)
                 run.datamodule.users_module.on_exception(cause)
                 if cause is not error:
@@ -104,6 +109,12 @@ class RoundLoop:
         self._frozen = self._federation.layout.frozen.copies()
         if self._federation.server is not server:  # what the hooks wrote became the initial model
             self._open_rows()
+        self._note_attributes()
+
+    def _note_attributes(self) -> None:
+        """Note what hooks may change in a round that is broken off, so that a module that is fitted again has it."""
+        if self._federation.bench.has_hooks:
+            self._attributes = self._run.user.plain_attributes()
 
     def _advance(self) -> None:
         """Run one round."""
@@ -161,9 +172,10 @@ class RoundLoop:
         run, federation, progress = self._run, self._federation, self._progress
         round, every = progress.current_round, run.settings.eval_every_n_rounds
         is_evaluated = bool(every) and (round % every == 0 or round == run.settings.max_rounds)
-        noting = run.user.noting_attributes() if federation.bench.has_hooks else nullcontext()
         # A round whose last hooks were broken off is not finished: a resumed run repeats it with all of them.
-        with federation.restored_on_error(progress), noting:
+        with federation.restored_on_error(progress), ExitStack() as noting:
+            if federation.bench.has_hooks:
+                noting.enter_context(run.user.noting_attributes())
             progress.evaluation = evaluation = self._evaluate(round) if is_evaluated else Evaluation()
             metrics |= evaluation.metrics
             progress.publish(metrics)
@@ -183,16 +195,22 @@ class RoundLoop:
             with self._run.around_evaluation.calling("on_validation_end"):
                 self._call_validation_end(metrics, bool(evaluation.metrics))
             self._run.around_evaluation.end()
+            noting.close()
+            # Last, as under Lightning: what all other hooks have set belongs to a checkpoint.
+            self._call_validation_end(metrics, bool(evaluation.metrics), are_checkpoints=True)
+        self._note_attributes()
         self._recorder.record(round, metrics, federation.server.records if round else [], evaluation)
 
-    def _call_validation_end(self, metrics: dict[str, float], is_evaluated: bool) -> None:
+    def _call_validation_end(
+        self, metrics: dict[str, float], is_evaluated: bool, *, are_checkpoints: bool = False
+    ) -> None:
         """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.
 
         Raises:
             ConfigurationError: A monitored name was not logged by the latest time at which it can be.
         """
         logged = self._progress.callback_metrics
-        for callback in self._hooks.callbacks:
+        for callback in (one for one in self._hooks.callbacks if isinstance(one, Checkpoint) == are_checkpoints):
             monitor = getattr(callback, "monitor", None)
             if monitor is None:
                 if is_evaluated:
