@@ -30,6 +30,9 @@ from fedbc_lightning.core.units import bytes_said
 CHECKPOINTS = "checkpoints"
 """Folder in a run folder; it is no link either."""
 
+IDENTITY = "run.json"
+"""File in a run folder that says what the run is."""
+
 # Reported by writes into an open file, which name no file.
 _NAMELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 

@@ -182,14 +182,13 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Pa
         if (job is None if found is None else identity.is_of(found[0], free) and job in (None, found[1]))
     ]  # fmt: skip
     alike = [folder for folder in same if (found := known[folder]) is not None and identity.is_alike(found[0])]
-    if is_fit and not alike:
-        rounds = [checkpoint.load(folder / run_folder.LAST)[checkpoint.KEY]["round"] for folder in same]
-        same = [folder for folder, done in zip(same, rounds, strict=True) if done < settings.max_rounds]
-    same = alike or same
-    if same:
+    # Checkpoints are large, so only as many are read as it takes to find one to go on with.
+    newest = (folder / run_folder.LAST for folder in reversed(alike or same))
+    own = next((path for path in newest if alike or not is_fit or _round_of(path) < settings.max_rounds), None)
+    if own is not None:
         if job is not None:
-            rank_zero_info(f"This job was started again, and goes on from '{same[-1] / run_folder.LAST}'.")
-        return same[-1] / run_folder.LAST
+            rank_zero_info(f"This job was started again, and goes on from '{own}'.")
+        return own
     if job is not None:
         return None
     if not is_fit:
@@ -208,3 +207,7 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Pa
         said = f"WARNING: '{folder}' is another run ({why}): this one starts at round 0; to go on there, name it. "
     rank_zero_only(log.warning)((said + ("" if known else did_you_mean(experiment.name, beside, ""))).rstrip())
     return None
+
+
+def _round_of(path: Path) -> int:
+    return checkpoint.load(path)[checkpoint.KEY]["round"]

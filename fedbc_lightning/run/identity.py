@@ -31,9 +31,6 @@ from fedbc_lightning.federation.isolation import OWN
 from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
 from fedbc_lightning.run.settings import RunSettings
 
-NAME = "run.json"
-"""File in a run folder that says what the run is."""
-
 # Callbacks that only watch, and may be other ones when a run goes on
 WATCHING = {"RoundProgressBar", "RoundCheckpoint", "AggregationMoves", "EarlyStopping", "LearningRateMonitor",
             "DeviceStatsMonitor", "Timer"}  # fmt: skip
@@ -104,13 +101,15 @@ class Identity:
 
     def write(self, folder: Path, job: str | None) -> None:
         """Write ``run.json`` into a run folder, with the job of a cluster that does the run, if any."""
-        files.write(folder / NAME, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n")
+        files.write(
+            folder / files.IDENTITY, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n"
+        )
 
 
 def read(folder: Path) -> tuple[Identity, str | None] | None:
     """Return the identity of a run and its job; None for a folder of an older version, or if it cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads(files.read(folder / NAME))
+        content = json.loads(files.read(folder / files.IDENTITY))
         fields = Identity.__dataclass_fields__.keys() & content.keys()
         return Identity(**{name: content[name] for name in fields}), content["job"]
     return None

@@ -111,7 +111,7 @@ def _said(lease: Lease) -> str:
 def _run_in(folder: Path) -> str:
     """Say by which hash its identity is known, and its job of a cluster, as far as ``run.json`` of the folder does."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        known = json.loads(files.read(folder / "run.json"))
+        known = json.loads(files.read(folder / files.IDENTITY))
         return f" (run {known['hash']}{', job ' + known['job'] if known['job'] else ''})"
     return ""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.files import read
+from fedbc_lightning.core.files import IDENTITY, read
 from fedbc_lightning.core.metric_names import (
     KEY_PLACES,
     TRAIN_LOSS,
@@ -94,7 +94,7 @@ class RunRecord:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` says of settings, code and data."""
-        return _read(self.folder / "run.json", json.loads) or {}
+        return _read(self.folder / IDENTITY, json.loads) or {}
 
     @property
     def missing(self) -> list[str]:
