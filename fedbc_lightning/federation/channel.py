@@ -145,21 +145,25 @@ class Channel:
             z = part.broadcast(z, server)
         return z
 
-    def send(self, cohort: Cohort, server: ServerState, received: Tensor) -> None:
-        """Replace the models w_i of a cohort that has trained by what the server reads, z + Δ_i.
+    def send(self, cohort: Cohort, server: ServerState) -> None:
+        """Replace the models w_i of a cohort that has trained by what travels: Δ_i if a part changes it, else w_i.
 
         Args:
             cohort: The clients; its ``w`` becomes a new tensor, so that rows that were staged from it stay.
-            server: State of the server.
-            received: The z' (d,) from which the clients have trained.
+            server: State of the server as the clients know it, with the z' from which they have trained.
         """
         if not self._changes_models:
             return
-        updates = cohort.w - received
+        updates = cohort.w - server.z
         for part in self.parts:
             updates = part.send(updates, cohort, server)
-        cohort.w = server.z + updates
-        cohort.require_finite(cohort.w)
+        cohort.w = updates
+
+    def read(self, cohort: Cohort, server: ServerState) -> None:
+        """Replace what has travelled by the models w_i as the server reads them, z + Δ_i."""
+        if self._changes_models:
+            cohort.w = server.z + cohort.w
+            cohort.require_finite(cohort.w)
 
     def receive(self, server: ServerState, sums: Sums) -> None:
         """Let the server's halves change the sums of a round, the last part first."""

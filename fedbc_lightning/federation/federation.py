@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from fedbc_lightning.federation import round_results as results
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
 from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
-from fedbc_lightning.federation.participation import deal
+from fedbc_lightning.federation.participation import Participants, deal
 from fedbc_lightning.federation.simulation import Simulation
 from fedbc_lightning.module import schedulers
 from fedbc_lightning.module.adapter import UserModule
@@ -79,6 +79,7 @@ class Federation:
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
         channel: What every message between clients and server passes.
+        train_elsewhere: Has the clients of a round trained in place of this process, if it is not None.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Federation:
             if engine == "auto"
             else engine
         )
+        self.train_elsewhere: Callable[[Participants, Sums], results.TrainedShare] | None = None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(initial)
 
@@ -267,7 +269,10 @@ class Federation:
         sums = Sums(self.user.device)
         # Each rank trains its share of S_t; the sums then are those of all ranks, in float64, so that z does not depend
         # on how many there are.
-        trained = self._train_share(participants.late, sums)
+        if self.train_elsewhere is not None:
+            trained = self.train_elsewhere(participants, sums)
+        else:
+            trained = self._train_share(participants.late, sums)
         server.records, counters = results.join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
@@ -307,32 +312,52 @@ class Federation:
     def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> results.TrainedShare:
         """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
         server = self.server
-        steps = self.participation.num_steps(server.ids)
-        share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
-        self.bench.work.start_round(len(share))
-        # A straggler takes fewer steps than a cohort could share, and the pooled data has a loader of its own.
-        alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
+        share = deal(self.participation.num_steps(server.ids), self.fabric.world_size)[self.fabric.global_rank]
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
-        num_counters = self.layout.num_counters
         # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
-        written: list[str] = []
-        if server.round == 1:
+
+        def train() -> None:
+            for positions in self.cohorts(share, late):
+                cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
+                records.extend(zip(positions, cohort.records, strict=True))
+                self.take_counters(counters, cohort)
+
+        written = self.written_by(train, len(share))  # all ranks are to hear of it
+        return results.TrainedShare(records, counters, written)
+
+    def cohorts(self, positions: Sequence[int], late: Collection[int]) -> list[list[int]]:
+        """Return the clients of the round that are trained together, by their positions in it.
+
+        Args:
+            positions: Positions of the clients that are asked for.
+            late: The clients that train for less than the others.
+        """
+        ids = self.server.ids
+        # A straggler takes fewer steps than a cohort could share, and the pooled data has a loader of its own.
+        alone = {position for position, client in enumerate(ids) if client in late or client == POOLED}
+        return self.engine.group(positions, self.participation.num_steps(ids), alone)
+
+    def written_by(self, train: Callable[[], object], num_clients: int) -> list[str]:
+        """Call a function that trains clients of the round in this process; return the frozen parameters it wrote."""
+        self.bench.work.start_round(num_clients)
+        if self.server.round == 1:
             self.user.shim.reads.clear()
         self.engine.start_round()
         try:
-            self.layout.check_trainable(f"a hook before round {server.round}")
-            for positions in self.engine.group(share, steps, alone):
-                cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
-                records += zip(positions, cohort.records, strict=True)
-                if counters.numel() and cohort.valid.any():
-                    # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
-                    most = torch.maximum(counters[:num_counters], cohort.counters[:num_counters])
-                    counters[:num_counters] = most
+            self.layout.check_trainable(f"a hook before round {self.server.round}")
+            train()
             self.layout.check_trainable(is_round_over=True)
-        except WrittenParametersError as error:  # all ranks are to hear of it
-            written = error.names
-        return results.TrainedShare(records, counters, written)
+        except WrittenParametersError as error:
+            return error.names
+        return []
+
+    def take_counters(self, counters: Tensor, cohort: Cohort) -> None:
+        """Take the integer buffers of a cohort into the largest ones of the round."""
+        if counters.numel() and cohort.valid.any():
+            # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
+            some = slice(self.layout.num_counters)
+            counters[some] = torch.maximum(counters[some], cohort.counters[some])
 
     def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
         """Train a cohort by the method's client half, then call the server's parts with it.
@@ -346,13 +371,26 @@ class Federation:
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         cohort.local = local
         # The method's terms refer to the z that the client knows, not to the server's exact one.
-        with received_by_clients(self.server, received), methods.trained(self.algorithm, cohort, self.server.round):
-            self.algorithm.client_update(self.engine, cohort, self.server)
+        with received_by_clients(self.server, received):
+            self.train_clients(cohort)
+        self.take(cohort, sums)
+        return cohort
+
+    def train_clients(self, cohort: Cohort) -> None:
+        """Do the clients' half of a round: train a cohort, stage what it keeps, and replace its w by what it sends."""
+        server = self.server
+        with methods.trained(self.algorithm, cohort, server.round):
+            self.algorithm.client_update(self.engine, cohort, server)
         for part in self._client_parts:
             part.end(cohort)
+        methods.call_parts(self.server_parts, "on_client_end", server, cohort, server)
         cohort.check_finite()
         # Behind the stores: a client keeps the model that it has trained, not what the server reads of it.
-        self.channel.send(cohort, self.server, received)
+        self.channel.send(cohort, server)
+
+    def take(self, cohort: Cohort, sums: Sums) -> None:
+        """Do the server's half with what a cohort has sent: stage its scalars, and add it to the sums of the round."""
+        self.channel.read(cohort, self.server)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
         methods.call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
@@ -362,16 +400,16 @@ class Federation:
             staged = cohort.staged(name)
             cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort[name]))
         cohort.write_back(self.clients)
-        return cohort
+
+    def sizes(self, clients: list[int]) -> list[int]:
+        """Return the numbers of training samples of clients."""
+        if POOLED in clients:
+            return [int(self._num_samples[self.participation.clients].sum())]
+        return self._num_samples[clients].tolist()
 
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
         """Clients of this round, by their positions in it, that are trained together."""
-        sizes = (
-            [int(self._num_samples[self.participation.clients].sum())]
-            if POOLED in clients
-            else self._num_samples[clients].tolist()
-        )
-        cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
+        cohort = Cohort(clients, positions, self.sizes(clients), self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
         for part in self._client_parts:
             part.begin(cohort)

@@ -61,7 +61,7 @@ def prepare(
     data, is_named = request.datamodule, request.ckpt_path not in (None, "last")
     path = Path(str(request.ckpt_path)) if is_named else None
     saved = _read(path, request, fabric, lock)
-    _set_data_up(request, fabric, saved)
+    set_data_up(request, fabric, saved)
     seed = global_seed() if settings.seed is None else settings.seed
     # Rank 0 decides: on a network file system ranks may see different folders for some seconds.
     is_first = fabric.is_global_zero
@@ -85,7 +85,7 @@ def _read(path: Path | None, request: Request, fabric: Fabric, lock: RunLock) ->
     return checkpoint.load(path)
 
 
-def _set_data_up(request: Request, fabric: Fabric, saved: dict[str, Any] | None) -> None:
+def set_data_up(request: Request, fabric: Fabric, saved: dict[str, Any] | None) -> None:
     """Call the hooks that prepare the user's data, in Lightning's order."""
     model, datamodule = request.model, request.datamodule
     # A download is made once per machine, and no process may read before it is complete.

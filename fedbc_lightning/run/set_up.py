@@ -13,6 +13,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.channel import Channel, ChannelPart
 from fedbc_lightning.federation.coding import Codecs, CodedMessages
+from fedbc_lightning.federation.elsewhere import Elsewhere
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.privacy import PrivateMessages
@@ -67,6 +68,8 @@ def set_up(
         settings.buffers, settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved),
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
+    if settings.backend is not None and request.fn == TrainerFn.FITTING:
+        federation.train_elsewhere = Elsewhere(federation, settings.backend).train
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )

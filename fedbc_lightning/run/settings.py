@@ -16,6 +16,7 @@ from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import hash_of_secret
+from fedbc_lightning.distributed.backend import Backend
 from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.participation import ClientSampler, Stragglers, UniformSampler
@@ -84,6 +85,9 @@ class RunSettings:
             threads do not survive a fork.
         devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
         num_nodes: Number of machines.
+        backend: Who trains the clients of rounds in place of this process: an object of your own class on
+            :class:`~fedbc_lightning.distributed.backend.Backend`; None: this process, or those of ``devices``. The
+            numbers are the same. See ``docs/howto/backends.md``.
         max_restarts: Number of times that a run of several processes on this machine goes on from its last checkpoint
             by itself after a process was killed or does not answer; ``strategy: auto`` is ``ddp_spawn`` then. It ends
             earlier if no round was finished in between. See ``docs/howto/clusters.md``.
@@ -148,6 +152,7 @@ class RunSettings:
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
     num_nodes: Annotated[Count, FREE] = 1
+    backend: Annotated[Backend | None, FREE] = None
     max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
     deterministic: bool | Literal["warn"] | None = None

@@ -12,11 +12,12 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fedbc_lightning.core.clients import find_clients
-from fedbc_lightning.core.errors import ConfigurationError, needs
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import is_there, make_folder, refuse_link, replacing, told
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule
@@ -79,8 +80,6 @@ def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path
             raise ConfigurationError(
                 f"out: '{others[0]}' is no tensor, which safetensors cannot hold; give a .ckpt file."
             )
-        with needs(f"out: '{out}' needs safetensors", "llm", ", or give a name in .ckpt."):
-            from safetensors.torch import save_file
         tensors = {name: tensor.contiguous() for name, tensor in state.items()}
         with replacing(out) as partial:
             save_file(tensors, partial, {"format": "pt", checkpoint.SOURCE: json.dumps(source)})

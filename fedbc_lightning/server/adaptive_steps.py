@@ -34,7 +34,7 @@ class Extrapolation(ServerOptimizer):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the z of the round before."""
-        state.server_vector("previous_z", initial="z")
+        state.server_vector("previous_z", initial="z", for_clients=False)
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Record ‖Δ_i‖²."""
@@ -105,7 +105,7 @@ class FrankWolfe(ServerOptimizer):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the momentum m, which starts at 0."""
-        state.server_vector("momentum")
+        state.server_vector("momentum", for_clients=False)
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Record the clients' mean loss over batches."""

@@ -87,13 +87,16 @@ class ServerCallback:
     Each hook runs for all parts in the order of ``FederatedAlgorithm.server_callbacks``. A round calls the hooks in
     this order:
 
-    1. :meth:`on_cohort_end` for each cohort, on the rank that trained it,
-    2. :meth:`on_aggregate` on every rank, once the sums of all ranks are reduced,
-    3. :meth:`on_round_end` on every rank; then the round is committed.
+    1. :meth:`on_client_end` for each cohort, where its clients are,
+    2. :meth:`on_cohort_end` for each cohort, on the rank that trained it or at the server of clients elsewhere,
+    3. :meth:`on_aggregate` on every rank, once the sums of all ranks are reduced,
+    4. :meth:`on_round_end` on every rank; then the round is committed.
 
     Attributes:
         reads: Names of the client state that some part of the algorithm must declare.
         messages: Names of the messages that the algorithm's client half must put into ``cohort.messages``.
+        needs_rows: Whether the server's half reads or writes clients' vectors, so that these cannot stay with clients
+            elsewhere.
         vectors_up: Number of vectors that a client sends for this part in addition to its model.
         vectors_down: Number of vectors that a client receives for this part in addition to the model.
         forms_z: Whether this part computes z from the clients' models.
@@ -102,6 +105,7 @@ class ServerCallback:
 
     reads: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
+    needs_rows: bool = False
     vectors_up: int = 0
     vectors_down: int = 0
     forms_z: bool = False
@@ -113,8 +117,17 @@ class ServerCallback:
     def check(self, engine: Engine, num_sampled: int) -> None:
         """Raise a ConfigurationError if the part cannot work with this engine, or with S clients in a round."""
 
+    def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
+        """Stage vectors of clients that have trained, and put into ``cohort.messages`` what the server reads of them.
+
+        ``server.z`` is the z that the clients have received.
+        """
+
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Stage the state of clients that have trained, and add their messages to the sums; skip invalid clients."""
+        """Stage scalars of clients that have trained, and add their messages to the sums; skip invalid clients.
+
+        It reads the clients' w, buffers, steps, losses, scalars and ``cohort.messages``.
+        """
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage the server's next state from the reduced sums.

@@ -55,10 +55,14 @@ class ControlVariates(ServerCallback):
         control = cohort["control"] - server["control"] + (server.z - cohort.w) / moved
         return torch.where(moved > 0, control, cohort["control"])
 
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Stage c_i⁺ and add its change."""
+    def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
+        """Stage c_i⁺, and send its change."""
         cohort.stage("control", self.new_control(cohort, server))
-        sums.add_valid("control", cohort, cohort.change("control"))
+        cohort.messages["control"] = cohort.change("control")
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the changes of the valid clients' c_i."""
+        sums.add_valid("control", cohort, cohort.messages["control"])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Add to c the sum of the changes divided by N."""
@@ -87,12 +91,16 @@ class DynamicRegularization(ServerCallback):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the correction h, which starts at 0."""
-        state.server_vector("correction")
+        state.server_vector("correction", for_clients=False)
+
+    def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
+        """Send the change of h_i."""
+        cohort.messages["correction"] = cohort.change("correction")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the changes of the valid clients' h_i."""
         # h is the mean of all h_i; only those of this round change, so their changes suffice.
-        sums.add_valid("correction", cohort, cohort.change("correction"))
+        sums.add_valid("correction", cohort, cohort.messages["correction"])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Update h, then correct the staged z."""
@@ -151,14 +159,18 @@ class AugmentedMean(ServerCallback):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the mean in float64, so that rounding errors do not add up over the rounds."""
-        state.server_vector("augmented_mean", initial="z", dtype=torch.float64)
+        state.server_vector("augmented_mean", initial="z", dtype=torch.float64, for_clients=False)
 
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add u_i − u_i^old of the valid clients."""
+    def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
+        """Send u_i − u_i^old."""
         # The change of what the store keeps: in bfloat16, the sum of these over all rounds is that of the kept rows,
         # and rounding does not pile up.
         change = cohort.change("local_model")[:, : server.z.numel()] + cohort.change("multiplier") / self.rho
-        sums.add_valid("augmented", cohort, change)
+        cohort.messages["augmented"] = change
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add u_i − u_i^old of the valid clients."""
+        sums.add_valid("augmented", cohort, cohort.messages["augmented"])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Replace the staged z by the mean of the u_i."""
@@ -183,6 +195,7 @@ class CenterConsensus(ServerCallback):
 
     reads = ("center",)
     forms_z = True
+    needs_rows = True
 
     def __init__(self, skip_probability: float) -> None:
         self.skip_probability = skip_probability
@@ -191,9 +204,13 @@ class CenterConsensus(ServerCallback):
         """Return whether this round has no exchange; it depends on (seed, round) only."""
         return bool(server.rng("skip").random() < self.skip_probability)
 
+    def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
+        """Send the centre."""
+        cohort.messages["center"] = cohort.staged("center")
+
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' centres and buffers, and record the weights."""
-        centers = torch.cat([cohort.staged("center"), cohort.buffers], dim=1)
+        centers = torch.cat([cohort.messages["center"], cohort.buffers], dim=1)
         sums.add_valid("centers", cohort, centers)
         cohort.record("weight", torch.zeros(len(cohort)) if self.is_skipped(server) else cohort.valid.double())
 

@@ -72,7 +72,7 @@ class ServerMomentum(ServerOptimizer):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the momentum m, which starts at 0."""
-        state.server_vector("momentum")
+        state.server_vector("momentum", for_clients=False)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """Update and stage m, and return η_s m."""
@@ -114,9 +114,9 @@ class ServerAdaptive(ServerOptimizer):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the moments m, which starts at 0, and v, which starts at τ²."""
-        state.server_vector("momentum")
+        state.server_vector("momentum", for_clients=False)
         # v₀ = τ², as in Algorithm 2: the first steps are bounded by η / τ.
-        state.server_vector("second_moment", self.tau**2)
+        state.server_vector("second_moment", self.tau**2, for_clients=False)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """Update and stage m and v, and return the step."""

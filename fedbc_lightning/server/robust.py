@@ -326,7 +326,7 @@ class CenteredClipping(RobustRule):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare ``clipping_center``, the aggregate of the round before."""
-        state.server_vector("clipping_center")
+        state.server_vector("clipping_center", for_clients=False)
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
         """Clip around the aggregate of the round before, and stage the new one."""

@@ -231,6 +231,10 @@ class Cohort:
         check_tensor(f"cohort.stage('{name}', ...), a row for each client,", value, shape)
         self._staged[name] = value
 
+    def is_staged(self, name: str) -> bool:
+        """Return whether a declared state was given a value for the next round."""
+        return name in self._staged
+
     def staged(self, name: str) -> Tensor:
         """Return the value (K, ...) for the next round: the staged one, or the committed one if none was staged."""
         return self._staged[name] if name in self._staged else self[name]

@@ -60,6 +60,7 @@ class StateDeclaration:
         self.client_scalars: dict[str, float | list[float]] = {}
         self.client_vectors: dict[str, str] = {}
         self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
+        self.for_clients: list[str] = []
         self.server_scalars: dict[str, float] = {}
         self._claimed = {("server", name) for name in ("z", "buffers", "counters", KEPT)}
         self._claimed |= {("client", name) for name in COLUMNS}  # a scalar is a column of clients.csv, too
@@ -99,21 +100,27 @@ class StateDeclaration:
         """Names of the clients' tables."""
         return [name for name, kind in self.client_vectors.items() if kind.endswith("table")]
 
-    def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
+    def server_vector(
+        self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None, *,
+        for_clients: bool = True,
+    ) -> None:  # fmt: skip
         """Declare one vector (d,) at the server.
 
         Args:
             name: Name of the vector.
             initial: Start value: a number fills the vector, ``"z"`` copies the initial model.
             dtype: Dtype of the vector; None takes the dtype of z.
+            for_clients: Whether clients read it, so that it is sent to clients elsewhere in every round.
         """
         self._claim("server", name)
         self.server_vectors[name] = (initial, dtype)
+        self.for_clients += [name] * for_clients
 
     def server_scalar(self, name: str, initial: float = 0.0) -> None:
         """Declare one float64 number at the server."""
         self._claim("server", name)
         self.server_scalars[name] = initial
+        self.for_clients.append(name)
 
     def fingerprint(self) -> list[str]:
         """Return the sorted names and kinds of all state, to compare a checkpoint with an algorithm."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.devices import prepare_deterministic
-from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.core.seeding import global_seed, preserved_globals
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
@@ -41,6 +41,7 @@ from fedbc_lightning.trainer.arguments import (
     check_datamodule,
     with_callbacks_of,
 )
+from fedbc_lightning.trainer.client_round import ClientRound
 
 # Modules that a run of this process has trained
 _TRAINED: WeakSet[LightningModule] = WeakSet()
@@ -256,13 +257,29 @@ class FederatedTrainer(RunView):
                 "model: an earlier run has trained this object, and this run starts at the weights that it holds now. "
                 "Make a new one to train from its initial weights; to go on with the earlier run, give its ckpt_path."
             )
-        result, outcome = run_in_processes(self, self._fabric, request, self._perform)
+        with self._backend_open(request):
+            result, outcome = run_in_processes(self, self._fabric, request, self._perform)
         if outcome is None:
             return result
         if fn == TrainerFn.FITTING:
             _TRAINED.add(model)
         self._run, self._outcome, self.progress = None, outcome, outcome.progress
         return outcome.result
+
+    @contextmanager
+    def _backend_open(self, request: Request) -> Iterator[None]:
+        """Let the backend, if there is one, have the module, data and method as they were given."""
+        backend = self.settings.backend if request.fn == TrainerFn.FITTING else None
+        if backend is None:
+            yield
+            return
+        given = request.model, request.datamodule, request.algorithm
+        seed = global_seed() if self.settings.seed is None else self.settings.seed
+        backend.open(partial(ClientRound, *given, replace(self.settings, seed=seed)))
+        try:
+            yield
+        finally:
+            backend.close()
 
     def _perform(self, request: Request, lock: RunLock) -> tuple[Run, Any]:
         """Set a run up in this process and do its task; return both the run and the result."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.boring import assert_equal_trees
+from helpers.messages_only import MessagesOnly
 from helpers.programs import TESTS, run_python, run_ranks
 
 from algorithms.two_processes import VECTORIZED, run_all
@@ -43,6 +45,12 @@ def test_two_processes_equal_one(tmp_path, one_cpu):
     done = run_python(["-m", "algorithms.two_processes", tmp_path, 2], TESTS, FRESH_STARTS=1)
     assert done.returncode == 0, done.stderr[-4000:]
     assert_equal(tmp_path, 2, one_cpu)
+
+
+def test_messages_alone_equal_one_process_bit_for_bit(tmp_path, one_cpu):
+    """Workers know nothing of the server but messages; each method, engine, codec, and modules that write more."""
+    by_messages = run_all(tmp_path, 1, backend=MessagesOnly())
+    assert_equal_trees(by_messages, one_cpu)
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch 2.8 has no barrier between devices of another maker")

@@ -48,11 +48,11 @@ def run_vectorized(folder: Path, name: str, options: dict[str, Any], stops: list
     return state_of(trainer, setting)
 
 
-def run_all(folder: Path, devices: int, accelerator: str = "cpu") -> dict[str, dict[str, torch.Tensor]]:
+def run_all(folder: Path, devices: int, accelerator: str = "cpu", **more: Any) -> dict[str, dict[str, torch.Tensor]]:
     """Every registry entry in float64 for one round, some for 4, in cohorts too, and two user modules in float32."""
     results: dict[str, dict[str, torch.Tensor]] = {}
     options: dict[str, Any] = {"clients_per_round": 3, "local_epochs": 2, "seed": 1, "devices": devices}
-    options["accelerator"] = accelerator
+    options |= {"accelerator": accelerator, **more}
     for setting in METHODS:
         for rounds in (1, 4) if setting.name in AFTER_MORE_ROUNDS else (1,):
             place = {"default_root_dir": str(folder / f"{setting.name}-{rounds}-{devices}"), "max_rounds": rounds}

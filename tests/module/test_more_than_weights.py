@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.messages_only import MessagesOnly
 from helpers.model_cases import plain_trainer
 from helpers.modules_with_more import (
     CASES,
@@ -39,7 +40,9 @@ def test_two_processes_end_with_what_one_ends_with(tmp_path):
     ranks = [torch.load(tmp_path / f"rank {rank}.pt", weights_only=True) for rank in (0, 1)]
     assert_equal_trees(*({name: state for name, state in rank.items() if name != "best_so_far"} for rank in ranks))
     for name, case in CASES.items():
-        torch.testing.assert_close(ranks[0][name], case(tmp_path / "one" / name), rtol=1e-6, atol=1e-6)
+        one = case(tmp_path / "one" / name)
+        torch.testing.assert_close(ranks[0][name], one, rtol=1e-6, atol=1e-6)
+        assert_equal_trees(case(tmp_path / "messages" / name, backend=MessagesOnly()), one)
 
 
 @pytest.mark.parametrize("rows_in_file", [False, True])

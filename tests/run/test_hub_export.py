@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import safetensors
 import torch
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningModule
@@ -109,7 +110,6 @@ def test_large_models_means_train(tmp_path, how):
 def test_any_model_as_safetensors(tmp_path):
     run = make_trainer(tmp_path), make_model(lr=0.05), BoringData(), FedBC(dual_lr=0.1)
     run[0].fit(*run[1:])
-    safetensors = pytest.importorskip("safetensors", reason="the extra llm is not installed")
     path = run[0].export(*run[1:], client=2, out=tmp_path / "m.safetensors")
     whole = torch.load(run[0].export(*run[1:], client=2, out=tmp_path / "m.ckpt"), weights_only=True)
     with safetensors.safe_open(path, "pt") as file:

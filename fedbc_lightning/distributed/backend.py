@@ -1,0 +1,78 @@
+"""A backend: who trains the clients of a run, if this is not the process of the run itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Worker(Protocol):
+    """Trains clients from messages; a :class:`~fedbc_lightning.run.client_round.ClientRound` is one."""
+
+    def answer(self, start: bytes, down: bytes) -> bytes:
+        """Train the clients of a message in a round, and return what they send."""
+
+
+class Ask(NamedTuple):
+    """A message to clients that train together.
+
+    Attributes:
+        clients: Their numbers.
+        num_steps: Number of steps that all of them together are asked to take.
+        down: The message.
+    """
+
+    clients: list[int]
+    num_steps: int
+    down: bytes
+
+
+class Lost(NamedTuple):
+    """Stands in the place of an answer that never came.
+
+    Attributes:
+        reason: Why, for the log.
+    """
+
+    reason: str
+
+
+class Backend(ABC):
+    """Base class of backends, which carry messages to workers and bring their answers back.
+
+    Messages are bytes (see :mod:`fedbc_lightning.federation.messages`), and what a client answers is a function of
+    them, so that any worker may train any client, and a message may be given to another worker if one is lost.
+
+    Attributes:
+        keeps_rows: Whether the clients' vectors stay with the clients, which then have a worker of their own; else
+            they lie at the server and travel with the messages.
+        clients_per_message: Largest number of clients in a message.
+    """
+
+    keeps_rows: bool = False
+    clients_per_message: int = 1
+
+    @abstractmethod
+    def open(self, make_worker: Callable[[], Worker]) -> None:
+        """Prepare for a run.
+
+        Args:
+            make_worker: Makes a worker, from the user's module, data and method as they were given.
+        """
+
+    @abstractmethod
+    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
+        """Have all messages of a round answered, and yield the index of each with its answer, as they come.
+
+        Args:
+            start: The message that all clients of the round are sent.
+            asks: The messages.
+        """
+
+    def close(self) -> None:  # noqa: B027 - some have nothing to close
+        """Let the workers go; the run is over."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings alone, since workers cannot be copied."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}

@@ -1,0 +1,222 @@
+"""Clients that are trained elsewhere: the messages that a federation sends to them, and what it does with theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.distributed.backend import Ask, Backend, Lost
+from fedbc_lightning.federation import checkpoint_content
+from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.messages import (
+    Down,
+    MessageError,
+    RoundStart,
+    Up,
+    check_shapes,
+    decode,
+    encode,
+    form_of,
+)
+from fedbc_lightning.federation.participation import Participants
+from fedbc_lightning.federation.round_results import TrainedShare
+from fedbc_lightning.server import Sums
+from fedbc_lightning.state import Cohort
+
+log = logging.getLogger(__name__)
+
+# Values of the server that clients of every method read
+ALWAYS = ("z", "buffers", "counters")
+
+
+def form(federation: Federation, frozen: dict[str, str]) -> str:
+    """Return the hash of what the federation at the server and those at the clients must have in common.
+
+    Args:
+        federation: One of them.
+        frozen: Hashes of its frozen parameters as they were before round 1.
+    """
+    found, layout = federation.fingerprint, federation.layout
+    own = {name: value for name, value in frozen.items() if name not in layout.written}
+    parts = [found[name] for name in ("model", "partition", "algorithm", "state")]
+    return form_of(*parts, layout.written, layout.changing, own)
+
+
+def start_of(federation: Federation, received: Tensor, form: str) -> RoundStart:
+    """Return what all clients of the server's round are sent, with the z (d,) that they receive."""
+    server, layout = federation.server, federation.layout
+    values = {name: server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
+    return RoundStart(
+        form, server.round, values | {"z": received}, federation.schedule.learning_rates,
+        federation.grad_scale, layout.written, layout.changing, checkpoint_content.set_by_hooks(federation),
+    )  # fmt: skip
+
+
+def down_of(federation: Federation, positions: list[int], local: LocalTraining | None, keeps_rows: bool) -> Down:
+    """Return the message to clients of the round, by their positions in it."""
+    store, clients = federation.clients, [federation.server.ids[position] for position in positions]
+    vectors = [name for name in store.names if name not in store.scalar_names]
+    rows = None if keeps_rows else {name: [store.vector(name, i) for i in clients] for name in vectors}
+    scalars = {name: store.gather(name, clients) for name in store.scalar_names}
+    return Down(clients, positions, None if local is None else asdict(local), scalars, rows, [-1] * len(clients))
+
+
+def take_start(federation: Federation, start: RoundStart) -> None:
+    """Let the federation of a worker take over what the server has sent to all clients of a round.
+
+    Raises:
+        MessageError: The values do not fit this federation.
+    """
+    server = federation.server
+    like = {name: server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
+    if federation.layout.changing:
+        like["counters"] = start.server.get("counters", like["counters"])  # buffers whose shape changes lie there
+    check_shapes(start.server, like, "the server's value")
+    server.values |= {name: value.to(federation.user.device) for name, value in start.server.items()}
+    server.round, federation.grad_scale = start.round, start.grad_scale
+
+
+def work(federation: Federation, start: RoundStart, down: Down) -> Up:
+    """Train clients as a message asks for, on the federation of a worker; this is the clients' half.
+
+    Args:
+        federation: The federation of this worker.
+        start: What all clients of the round were sent.
+        down: The message.
+    """
+    server, store = federation.server, federation.clients
+    server.ids = down.clients
+    for name, scalars in down.scalars.items():
+        store.stage(name, down.clients, scalars)
+    for name, rows in (down.rows or {}).items():
+        for client, row in zip(down.clients, rows, strict=True):
+            store.stage(name, [client], row[None])
+    store.commit()
+    cohort = federation.make_cohort(down.clients, down.positions)
+    cohort.local = None if down.local is None else LocalTraining(**down.local)
+    written = federation.written_by(lambda: federation.train_clients(cohort), len(down.clients))
+    staged_scalars = {name: cohort.staged(name) for name in store.scalar_names if cohort.is_staged(name)}
+    staged_rows = None
+    if down.rows is not None:
+        staged_rows = {name: [*cohort.staged(name)] for name in down.rows if cohort.is_staged(name)}
+    return Up(
+        start.form, start.round, down.clients, down.positions, cohort.valid.tolist(), cohort.w, cohort.buffers,
+        cohort.counters, cohort.messages, staged_scalars, staged_rows, cohort.step_size, cohort.steps, cohort.losses,
+        cohort.records, written,
+    )  # fmt: skip
+
+
+def cohort_of(federation: Federation, up: Up) -> Cohort:
+    """Return the clients of a message as the server sees them: what they have sent, and no more."""
+    device, store = federation.user.device, federation.clients
+    cohort = Cohort(up.clients, up.positions, federation.sizes(up.clients), store, device)
+    cohort.w, cohort.buffers, cohort.counters = up.w.to(device), up.buffers.to(device), up.counters.to(device)
+    cohort.step_size, cohort.steps, cohort.losses = up.step_size.to(device), up.steps, up.losses
+    cohort.messages = {name: value.to(device) for name, value in up.messages.items()}
+    cohort.records, cohort.valid = up.records, torch.tensor(up.valid)
+    for values in (cohort.w, cohort.buffers, *cohort.messages.values()):
+        cohort.require_finite(values)
+    for name, values in up.scalars.items():
+        cohort.stage(name, values)
+    for name, rows in (up.rows or {}).items():
+        cohort.stage(name, torch.stack(rows))
+    return cohort
+
+
+class Elsewhere:
+    """Has the clients of rounds trained by a backend.
+
+    Args:
+        federation: The federation at the server.
+        backend: It carries the messages.
+    """
+
+    def __init__(self, federation: Federation, backend: Backend) -> None:
+        self._federation, self._backend = federation, backend
+        self._frozen: dict[str, str] | None = None
+
+    def train(self, participants: Participants, sums: Sums) -> TrainedShare:
+        """Have the clients of the server's round trained, and take what they send into the sums.
+
+        A client whose answer is lost or cannot be used is one that has dropped out of the round.
+
+        Args:
+            participants: The clients of the round; who is lost becomes one of those that are missing.
+            sums: The sums of the round.
+        """
+        federation, server = self._federation, self._federation.server
+        if self._frozen is None:  # hooks of the start may have written them
+            self._frozen = federation.layout.frozen.hashes()
+        self._form = form(federation, self._frozen)
+        # Once per round: a random code of z must be the same for all clients.
+        start = encode(start_of(federation, federation.channel.broadcast(server), self._form))
+        asks, groups = list[Ask](), self._groups(participants)
+        steps = federation.participation.num_steps(server.ids)
+        for group in groups:
+            local = participants.late.get(server.ids[group[0]])
+            down = encode(down_of(federation, group, local, self._backend.keeps_rows))
+            asks.append(Ask([server.ids[k] for k in group], sum(steps[k] for k in group), down))
+        federation.bench.work.start_round(len(server.ids))
+        counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
+        written, waiting, next_index = list[str](), dict[int, bytes | Lost](), 0
+        for index, answer in self._backend.work(start, asks):
+            waiting[index] = answer
+            # In the order of the clients, as one process takes them: then the sums have the same bits.
+            while next_index in waiting:
+                ask, answer = asks[next_index], waiting.pop(next_index)
+                up = self._read(ask, groups[next_index], answer)
+                next_index += 1
+                if up is None:
+                    participants.missing.update(dict.fromkeys(ask.clients, "absent"))
+                    continue
+                federation.bench.work.begin(ask.clients, ask.num_steps)
+                federation.bench.work.num_steps += sum(up.steps)
+                written += up.written
+                if not up.written:
+                    cohort = cohort_of(federation, up)
+                    federation.take(cohort, sums)
+                    records += zip(up.positions, cohort.records, strict=True)
+                    federation.take_counters(counters, cohort)
+        server.ids = participants.ids
+        if participants.missing and federation.algorithm.needs_all_clients:
+            raise ConfigurationError(
+                f"round {server.round}: clients {', '.join(map(str, participants.missing))} were lost, and "
+                f"{federation.algorithm} needs all of them; the state of the round before is kept."
+            )
+        return TrainedShare(records, counters, list(dict.fromkeys(written)))
+
+    def _groups(self, participants: Participants) -> list[list[int]]:
+        """Return the positions of the clients of each message."""
+        federation, most = self._federation, self._backend.clients_per_message
+        cohorts = federation.cohorts(range(len(federation.server.ids)), participants.late)
+        return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
+
+    def _read(self, ask: Ask, positions: Sequence[int], answer: bytes | Lost) -> Up | None:
+        """Return the message that a backend has brought, or say why it is not used."""
+        federation, server = self._federation, self._federation.server
+        try:
+            if isinstance(answer, Lost):
+                raise MessageError(answer.reason)
+            up = decode(answer, Up)
+            of = (up.form, up.round, up.clients, up.positions)
+            if of != (self._form, server.round, ask.clients, list(positions)):
+                raise MessageError(f"it is one of clients {up.clients} in round {up.round} of form {up.form}")
+            size, num_buffers = federation.layout.num_parameters, federation.layout.num_buffers
+            if not up.written:
+                whole = up.w.new_empty(len(ask.clients), size)
+                check_shapes({"w": up.w}, {"w": whole}, "the clients'")
+                check_shapes({"b": up.buffers}, {"b": up.buffers.new_empty(len(ask.clients), num_buffers)}, "buffers")
+        except MessageError as error:
+            names = federation.datamodule.client_names
+            who = ", ".join(str(client if names is None else names[client]) for client in ask.clients)
+            rank_zero_only(log.warning)(f"round {server.round}: client {who} sent nothing that can be used: {error}.")
+            return None
+        return up

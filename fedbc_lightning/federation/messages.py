@@ -1,0 +1,207 @@
+"""What travels between the server and clients that are elsewhere: typed messages, and their form as bytes.
+
+In a round the server sends one :class:`RoundStart`, which is the same for all clients, and a :class:`Down` for the
+clients of each message; what comes back is an :class:`Up`. As bytes, a message is a safetensors file whose metadata
+holds all that is no tensor as JSON: nothing in it is ever run, so it may come from anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import safetensors.torch as safetensors
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+
+# Version of these messages; a server and its clients must speak the same
+VERSION = "1"
+
+Kind = TypeVar("Kind", "RoundStart", "Down", "Up")
+
+
+class MessageError(ConfigurationError):
+    """A message cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What the server sends to all clients of a round.
+
+    Attributes:
+        form: Hash of what server and clients must agree on, see :func:`form_of`.
+        round: Number of the round, 1..T.
+        server: The values of the server that clients read, by name: z as they receive it, buffers, counters, and what
+            the method has declared for them.
+        learning_rates: The rates of the optimizer's groups, where a schedule over rounds sets them.
+        grad_scale: Scale at which gradients start in 16-mixed precision.
+        written: Names of the frozen parameters that are treated as buffers, because training writes them.
+        changing: Names of the buffers whose shape changes.
+        hooks: What hooks of rounds have set for all clients beside the model.
+    """
+
+    form: str
+    round: int
+    server: dict[str, Tensor]
+    learning_rates: list[float] | None
+    grad_scale: float
+    written: list[str]
+    changing: list[str]
+    hooks: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Down:
+    """What the server sends to K clients that train together.
+
+    Attributes:
+        clients: Their numbers.
+        positions: Their places in the round.
+        local: How they train if they are stragglers that do less; None: as all others.
+        scalars: Their declared scalars, (K,) each, by name.
+        rows: Their declared vectors, a list of K by name; None where these stay with the clients.
+        taken: For each client the last round whose message has become part of z; -1: none.
+    """
+
+    clients: list[int]
+    positions: list[int]
+    local: dict[str, Any] | None
+    scalars: dict[str, Tensor]
+    rows: dict[str, list[Tensor]] | None
+    taken: list[int]
+
+
+@dataclass(frozen=True)
+class Up:
+    """What K clients that have trained together send to the server.
+
+    Attributes:
+        form: As in :class:`RoundStart`.
+        round: Number of the round.
+        clients: Their numbers.
+        positions: Their places in the round.
+        valid: Whether the weights and the state of each are finite.
+        w: (K, d) what the channel lets through of their models: w_i, or Δ_i where a part of it changes updates.
+        buffers: (K, b) floating-point buffers.
+        counters: Integer buffers.
+        messages: Further messages by name, (K, ...).
+        scalars: Staged scalars by name, (K,).
+        rows: Staged vectors, a list of K by name; None where these stay with the clients.
+        step_size: (K, 1) or (K, d) mean learning rate.
+        steps: Number of steps of each.
+        losses: Mean loss of each.
+        records: The row of each in ``clients.csv``.
+        written: Names of the frozen parameters that training has written; then all else counts nothing.
+    """
+
+    form: str
+    round: int
+    clients: list[int]
+    positions: list[int]
+    valid: list[bool]
+    w: Tensor
+    buffers: Tensor
+    counters: Tensor
+    messages: dict[str, Tensor]
+    scalars: dict[str, Tensor]
+    rows: dict[str, list[Tensor]] | None
+    step_size: Tensor
+    steps: list[int]
+    losses: list[float]
+    records: list[dict[str, Any]]
+    written: list[str] = field(default_factory=list)
+
+
+def encode(message: RoundStart | Down | Up) -> bytes:
+    """Return a message as bytes, which own their memory.
+
+    Raises:
+        MessageError: It holds a value that JSON cannot express.
+    """
+    tensors: dict[str, Tensor] = {}
+    places: dict[tuple[Any, ...], str] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # One model under two names, such as w and the row that a client keeps of it, travels once.
+            place = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+            name = places.setdefault(place, str(len(places)))
+            if name not in tensors:
+                tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {"tensor": name}
+        if isinstance(value, dict):
+            return {"items": [[plain(key), plain(item)] for key, item in value.items()]}
+        if isinstance(value, (tuple, frozenset, set)):
+            return {type(value).__name__: [plain(item) for item in value]}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    try:
+        text = json.dumps({each.name: plain(getattr(message, each.name)) for each in fields(message)})
+    except TypeError as error:
+        raise MessageError(f"a message cannot hold every value: {error}") from None
+    return safetensors.save(tensors, {"version": VERSION, "kind": type(message).__name__, "content": text})
+
+
+def decode(data: bytes, kind: type[Kind]) -> Kind:
+    """Return the message that bytes hold.
+
+    Args:
+        data: The bytes.
+        kind: The type of message that is expected.
+
+    Raises:
+        MessageError: They are no such message: another type or version, or broken off.
+    """
+    makers: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "frozenset": frozenset, "set": set}
+    tensors = dict[str, Tensor]()
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list):
+            return [whole(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        ((name, items),) = value.items()
+        if name == "tensor":
+            return tensors[items]
+        return dict(map(whole, items)) if name == "items" else makers[name](map(whole, items))
+
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        if (header["kind"], header["version"]) != (kind.__name__, VERSION):
+            raise MessageError(
+                f"a message {header['kind']} of version {header['version']}, where {kind.__name__} of version "
+                f"{VERSION} was expected; install the same fedbc_lightning at server and clients"
+            )
+        tensors |= safetensors.load(data)
+        content = json.loads(header["content"])
+        return kind(**{each.name: whole(content[each.name]) for each in fields(kind)})
+    except MessageError:
+        raise
+    except Exception as error:  # whatever a stranger sends
+        raise MessageError(f"no message of this kind ({type(error).__name__})") from None
+
+
+def form_of(*parts: Any) -> str:
+    """Return a hash of what server and clients must agree on, such as the layout of models and the declared state."""
+    text = json.dumps([VERSION, *parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_shapes(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Raise a MessageError unless tensors have the names, shapes and dtypes that are expected.
+
+    Args:
+        given: The tensors of a message by name.
+        expected: A tensor of the right shape and dtype for each name.
+        what: Name of these tensors in the message.
+    """
+    for name in {**given, **expected}:
+        if name not in given or name not in expected:
+            raise MessageError(f"{what} '{name}' is {'missing' if name not in given else 'not known'}")
+        if (given[name].shape, given[name].dtype) != (expected[name].shape, expected[name].dtype):
+            raise MessageError(f"{what} '{name}' has the shape {tuple(given[name].shape)} of {given[name].dtype}")

@@ -1,0 +1,124 @@
+"""The clients' half of rounds, elsewhere: a function from the server's messages to those of the clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.devices import prepare_deterministic
+from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.federation import checkpoint_content, elsewhere
+from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
+from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
+from fedbc_lightning.module.hooks import Hooks
+from fedbc_lightning.run.beginning import Beginning, set_data_up
+from fedbc_lightning.run.identity import Identity
+from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.run import Request
+from fedbc_lightning.run.set_up import make_shim, set_up
+from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.run.trainer_attributes import RunView
+from fedbc_lightning.trainer.arguments import check_callbacks, with_callbacks_of
+
+
+class ClientRound(RunView):
+    """Trains clients as messages of a server ask for, with the user's module, data and method.
+
+    What it answers is a function of the messages, with the bits that :meth:`FederatedTrainer.fit` has: module, data
+    and method are those of the server's run, and so are all settings but those of devices, loggers and backends.
+
+    Args:
+        model: The user's module, as it is given to ``fit``.
+        datamodule: The data.
+        algorithm: The method.
+        settings: The settings of the run.
+    """
+
+    def __init__(
+        self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
+        settings: RunSettings,
+    ) -> None:  # fmt: skip
+        seed = global_seed() if settings.seed is None else settings.seed
+        settings = replace(
+            settings, seed=seed, backend=None, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
+            enable_progress_bar=False,
+        )  # fmt: skip
+        prepare_deterministic(settings.deterministic)
+        super().__init__(settings)
+        fabric, self.state.fn = self._fabric, TrainerFn.FITTING
+        fabric.launch()
+        request = Request(TrainerFn.FITTING, model, datamodule, algorithm, None, lambda run: None)
+        shim = make_shim(self, fabric, request)
+        self.callbacks = with_callbacks_of(model, check_callbacks(settings.callbacks))
+        hooks = Hooks(shim, model, self.callbacks)
+        shim.set(callbacks=hooks.callbacks)
+        seed_globals(derive(seed, "init"), fabric.device)
+        set_data_up(request, fabric, None)
+        identity = Identity({"seed": seed}, "", {}, {}, {})
+        run = self._run = set_up(
+            request, settings, fabric, hooks, self.progress, RunLock(), identity, Beginning(None, None, None)
+        )
+        with kept_from_start_hooks(run.federation, is_resumed=False):
+            hooks.call("on_fit_start")
+            hooks.call("on_train_start")
+        frozen = run.federation.layout.frozen
+        self._frozen, self._hashes = frozen.copies(), frozen.hashes()
+        self._round: RoundStart | None = None
+        self._start = b""  # the same as bytes, if it came as bytes
+
+    def work(self, start: RoundStart, down: Down) -> Up:
+        """Train the clients of a message.
+
+        Args:
+            start: What the server sends to all clients of the round.
+            down: What it sends to these clients.
+
+        Returns:
+            What they send to the server. Its tensors are valid until the next call.
+
+        Raises:
+            MessageError: The messages are of another run.
+        """
+        if start is not self._round:
+            self._begin(start)
+        up = elsewhere.work(self.federation, start, down)
+        if up.written:
+            self.federation.layout.frozen.put_back(self._frozen)
+        return up
+
+    def _begin(self, start: RoundStart) -> None:
+        """Take over what holds for all clients of a round."""
+        federation, progress = self.federation, self.progress
+        layout = federation.layout
+        federation.take_as_changing([name for name in start.changing if name not in layout.changing])
+        federation.take_as_buffers([name for name in start.written if name not in layout.written])
+        if start.form != elsewhere.form(federation, self._hashes):
+            raise MessageError(
+                "the server's model, data or method is another one than this client's; give both the same config"
+            )
+        progress.current_round, progress.finished_round = start.round, start.round - 1
+        seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
+        elsewhere.take_start(federation, start)
+        checkpoint_content.put_back(federation, start.hooks)
+        federation.load_global()
+        federation.user.shim.set(training=True)
+        federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)
+        self._round = start
+
+    def answer(self, start: bytes, down: bytes) -> bytes:
+        """Do what :meth:`work` does with messages as bytes."""
+        # A round has one start for many messages: it is read once.
+        if self._round is None or start != self._start:
+            self._start, begun = start, decode(start, RoundStart)
+        else:
+            begun = self._round
+        return encode(self.work(begun, decode(down, Down)))
+
+    def close(self) -> None:
+        """Call the hooks ``teardown``, and give the module back."""
+        if self._run is not None:
+            self._run.tear_down()

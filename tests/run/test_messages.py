@@ -1,0 +1,99 @@
+"""What travels between server and clients elsewhere: its form as bytes, and what becomes of a bad message."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
+from helpers.messages_only import MessagesOnly
+
+from fedbc_lightning import FedAvg
+from fedbc_lightning.algorithms import FedPD
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.distributed.backend import Lost
+from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
+from fedbc_lightning.federation.participation import ClientSampler
+
+BAD = 2
+"""The client whose answers are bad; it is sampled in each round."""
+
+
+def changed(**fields):
+    return lambda data, others: encode(replace(decode(data, Up), **fields))
+
+
+BROKEN = {
+    "never came": lambda data, others: Lost("its machine was lost"),
+    "cut off": lambda data, others: data[: len(data) // 2],
+    "empty": lambda data, others: b"",
+    "noise": lambda data, others: random.Random(0).randbytes(5000),
+    "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, None, [-1])),
+    "of another version": lambda data, others: data.replace(b'"version":"1"', b'"version":"2"'),
+    "of another run": changed(form="0" * 16),
+    "of another round": changed(round=7),
+    "of an unknown client": changed(clients=[99]),
+    "of another client, twice": lambda data, others: others[0],
+    "of another shape": changed(w=torch.zeros(1, 3)),
+    "of another dtype": changed(w=torch.zeros(1, 147, dtype=torch.float64)),
+}
+
+
+class Garbling(MessagesOnly):
+    def __init__(self, garble):
+        super().__init__()
+        self.garble = garble
+
+    def work(self, start, asks):
+        others = []
+        for index, answer in super().work(start, asks):
+            others.append(answer)
+            yield index, self.garble(answer, others) if asks[index].clients == [BAD] else answer
+
+
+class Others(ClientSampler):
+    """Those of every round but the bad one, in their order."""
+
+    def __init__(self, leaves_out):
+        self.leaves_out = leaves_out
+
+    def __call__(self, num_clients, num_sampled, seed, round):
+        return [client for client in (0, BAD, 3, 5) if client not in self.leaves_out]
+
+
+def fit(root, sampler, **options):
+    trainer = make_trainer(root, sampler=sampler, clients_per_round=4, max_rounds=2, **options)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    return trainer
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_bad_message_is_a_client_that_dropped_out(tmp_path, caplog, kind):
+    garbled = fit(tmp_path / "a", Others(()), backend=Garbling(BROKEN[kind]))
+    lines = [line for line in caplog.messages if "sent nothing that can be used" in line]
+    assert [line.partition(" sent")[0] for line in lines] == [f"round {k}: client {BAD}" for k in (1, 2)]
+    without = fit(tmp_path / "b", Others((BAD,)))
+    assert_equal_trees(garbled.server.z, without.server.z)
+    rows = garbled.result.clients
+    assert list(rows[rows["client"] == BAD]["status"]) == ["absent", "absent"]
+
+
+def test_a_method_that_needs_all_clients_ends_with_their_names(tmp_path):
+    trainer = make_trainer(tmp_path, clients_per_round=1.0, backend=Garbling(BROKEN["cut off"]))
+    with pytest.raises(ConfigurationError, match=f"clients {BAD} were lost, and FedPD needs all of them"):
+        trainer.fit(make_model(), BoringData(), FedPD(rho=0.1))
+
+
+def test_messages_come_back_as_they_were():
+    x = torch.arange(12, dtype=torch.float32)
+    values = {"z": x[2:5], "turned": x.reshape(3, 4).T, "none": x[:0], "half": x.bfloat16(), "whole": x.long().sum()}
+    hooks = {"attributes": {("", "lr"): 0.1, ("net", "sizes"): [1, (2, frozenset({"a"}))]}, "nan": float("inf")}
+    start = RoundStart("form", 3, values, [0.1, 1 / 3], 65536.0, ["teacher"], [], hooks)
+    assert_equal_trees(vars(decode(encode(start), RoundStart)), vars(start))
+    for data in (encode(start)[:-1], encode(start)[: 8 + 20]):
+        with pytest.raises(MessageError):
+            decode(data, RoundStart)
+    with pytest.raises(MessageError, match="cannot hold"):
+        encode(replace(start, hooks={"model": object()}))
