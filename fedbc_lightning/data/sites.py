@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,6 +26,29 @@ from fedbc_lightning.data.inner_modules import (
 Site = AnyDataModule | Dataset | DataLoader | list | dict  # further loaders of batches are taken in Python
 
 
+class DataElsewhere(Dataset):
+    """Stands for data of which only their numbers are known here.
+
+    Args:
+        counts: Number of samples of each class; a single number where there are no classes.
+
+    Attributes:
+        targets: The class of each sample, in order.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.targets = np.repeat(np.arange(len(counts)), counts)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        """Raise: the samples are elsewhere."""
+        raise ConfigurationError(
+            "data.train: this client's data are elsewhere; give trainer.backend, which reaches them"
+        )
+
+
 class SitesDataModule(FederatedDataModule):
     """One data set per client, as hospitals, devices or domains have them.
 
@@ -34,7 +58,7 @@ class SitesDataModule(FederatedDataModule):
     loader, as under ``lightning.Trainer``.
 
     Args:
-        train: Training data of each client.
+        train: Training data of each client; None where these are elsewhere, at a worker of ``trainer.backend``.
         test: Test data of each client, None where a client has none; without this list they are those of the sites'
             LightningDataModules, or ``test_fraction`` of the training data.
         val: Validation data of each client, in the same way; without this list ``val_fraction`` cuts them.
@@ -62,7 +86,7 @@ class SitesDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        train: Sequence[Site],
+        train: Sequence[Site | None],
         test: Sequence[Site | None] | None = None,
         val: Sequence[Site | None] | None = None,
         *,
@@ -83,6 +107,8 @@ class SitesDataModule(FederatedDataModule):
                 raise ConfigurationError(f"data.{name}: {len(listed)} entries for {len(train)} sites; give one each")
         super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
         self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
+        self.elsewhere = [client for client, site in enumerate(train) if site is None]
+        self._facts: dict[int, dict[str, DataElsewhere]] = {}
         self._given, self._given_batch_sizes = lists, (batch_size, eval_batch_size)
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
@@ -105,6 +131,25 @@ class SitesDataModule(FederatedDataModule):
     def client_names(self) -> list[str] | None:
         """The argument ``names``."""
         return None if self._names is None else [str(name) for name in self._names]
+
+    def take_facts(self, client: int, counts: Mapping[str, Sequence[int]]) -> None:
+        """Take over how many samples a client has whose data are elsewhere.
+
+        Args:
+            client: The client.
+            counts: Number of its samples of each class, by split; a single number where there are no classes.
+        """
+        self._facts[client] = {split: DataElsewhere(number) for split, number in counts.items()}
+
+    def partition_hash(self) -> str:
+        """Return a hash as every data module does; where data are elsewhere, one of the number of clients and names."""
+        if not self.elsewhere:
+            return super().partition_hash()
+        return sha256(f"{self.num_clients} clients elsewhere: {self._names}".encode()).hexdigest()
+
+    def pooled_dataset(self, split: str) -> Dataset | None:
+        """Return the joined data of all clients that train; None where data are elsewhere."""
+        return None if self.elsewhere else super().pooled_dataset(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Set up the sites' data modules and ask them for their loaders; further calls, for any stage, do nothing."""
@@ -160,6 +205,10 @@ class SitesDataModule(FederatedDataModule):
         return self._cut(dataset, self.test_fraction, "split", client)
 
     def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        if client in self.elsewhere:
+            # Whoever has not asked counts one sample, which nobody reads: a worker trains its own clients alone.
+            unknown: dict[str, Dataset | None] = {"train": DataElsewhere([1]), "val": None, "test": None}
+            return {**self._facts.get(client, unknown)}
         made = super()._make_datasets(client, split)
         own = self._site(client).get("val")
         if split != "test" and own is not None:

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.data import FederatedDataModule, SitesDataModule
+from fedbc_lightning.data.datamodule import SPLITS
+from fedbc_lightning.data.datasets import labels_of, num_items
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.messages import (
     Down,
+    Facts,
     MessageError,
     RoundStart,
     Up,
@@ -45,9 +50,9 @@ def form(federation: Federation, frozen: dict[str, str]) -> str:
         frozen: Hashes of its frozen parameters as they were before round 1.
     """
     found, layout = federation.fingerprint, federation.layout
+    data = found["partition"]["number of clients"], found["partition"]["sha256 of the indices"]
     own = {name: value for name, value in frozen.items() if name not in layout.written}
-    parts = [found[name] for name in ("model", "partition", "algorithm", "state")]
-    return form_of(*parts, layout.written, layout.changing, own)
+    return form_of(data, found["model"], found["algorithm"], found["state"], layout.written, layout.changing, own)
 
 
 def start_of(federation: Federation, received: Tensor, form: str) -> RoundStart:
@@ -67,6 +72,43 @@ def down_of(federation: Federation, positions: list[int], local: LocalTraining |
     rows = None if keeps_rows else {name: [store.vector(name, i) for i in clients] for name in vectors}
     scalars = {name: store.gather(name, clients) for name in store.scalar_names}
     return Down(clients, positions, None if local is None else asdict(local), scalars, rows, [-1] * len(clients))
+
+
+def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
+    """Ask the clients whose data are elsewhere how many samples they have, before the data module is set up.
+
+    Raises:
+        ConfigurationError: A client does not answer.
+    """
+    clients = datamodule.elsewhere
+    asks = [Ask([client], 1, encode(Down([client], [0], None, {}, None, [-1], "facts"))) for client in clients]
+    for index, answer in backend.work(b"", asks):
+        client = clients[index]
+        try:
+            if isinstance(answer, Lost):
+                raise MessageError(answer.reason)
+            facts = decode(answer, Facts)
+            if facts.clients != [client]:
+                raise MessageError(f"it is one of clients {facts.clients}")
+        except MessageError as error:
+            raise ConfigurationError(
+                f"trainer.backend: client {client}, whose data are elsewhere, does not say what it has: {error}"
+            ) from None
+        datamodule.take_facts(client, facts.counts[0])
+
+
+def facts_of(datamodule: FederatedDataModule, clients: list[int]) -> Facts:
+    """Return what clients tell of their data."""
+    counts = []
+    for client in clients:
+        found: dict[str, list[int]] = {}
+        for split in SPLITS:
+            dataset = datamodule.client_dataset(client, split)
+            labels = None if dataset is None else labels_of(dataset)
+            size = [0 if dataset is None else num_items(dataset)]
+            found[split] = size if labels is None else np.bincount(labels).tolist()
+        counts.append(found)
+    return Facts(clients, counts)
 
 
 def take_start(federation: Federation, start: RoundStart) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import safetensors.torch as safetensors
 from torch import Tensor
@@ -21,7 +21,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 # Version of these messages; a server and its clients must speak the same
 VERSION = "1"
 
-Kind = TypeVar("Kind", "RoundStart", "Down", "Up")
+Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts")
 
 
 class MessageError(ConfigurationError):
@@ -65,6 +65,7 @@ class Down:
         scalars: Their declared scalars, (K,) each, by name.
         rows: Their declared vectors, a list of K by name; None where these stay with the clients.
         taken: For each client the last round whose message has become part of z; -1: none.
+        task: What they are asked for: to train, or facts about their data.
     """
 
     clients: list[int]
@@ -73,6 +74,7 @@ class Down:
     scalars: dict[str, Tensor]
     rows: dict[str, list[Tensor]] | None
     taken: list[int]
+    task: Literal["train", "facts"] = "train"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,21 @@ class Up:
     written: list[str] = field(default_factory=list)
 
 
-def encode(message: RoundStart | Down | Up) -> bytes:
+@dataclass(frozen=True)
+class Facts:
+    """What clients tell of their data before the first round, where these are not the server's.
+
+    Attributes:
+        clients: Their numbers.
+        counts: For each of them the number of its samples of each class by split, a single number where there are no
+            classes.
+    """
+
+    clients: list[int]
+    counts: list[dict[str, list[int]]]
+
+
+def encode(message: RoundStart | Down | Up | Facts) -> bytes:
     """Return a message as bytes, which own their memory.
 
     Raises:

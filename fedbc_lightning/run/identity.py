@@ -27,6 +27,7 @@ from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.own_batches import OwnBatches
+from fedbc_lightning.data.sites import DataElsewhere
 from fedbc_lightning.federation.isolation import OWN
 from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
 from fedbc_lightning.run.settings import RunSettings
@@ -212,7 +213,7 @@ def samples_of(datamodule: FederatedDataModule) -> dict[str, str]:
 
 def _can_be_read(dataset: Any) -> bool:
     """Return whether samples can be read without a trace: streams go on, and so do generators of the data set's own."""
-    if dataset is None or isinstance(dataset, OwnBatches) or not num_items(dataset):
+    if dataset is None or isinstance(dataset, (OwnBatches, DataElsewhere)) or not num_items(dataset):
         return False
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

@@ -110,13 +110,16 @@ class ClientRound(RunView):
         self._round = start
 
     def answer(self, start: bytes, down: bytes) -> bytes:
-        """Do what :meth:`work` does with messages as bytes."""
+        """Do what :meth:`work` does with messages as bytes, and tell facts about data where these are asked for."""
+        asked = decode(down, Down)
+        if asked.task == "facts":
+            return encode(elsewhere.facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
         if self._round is None or start != self._start:
             self._start, begun = start, decode(start, RoundStart)
         else:
             begun = self._round
-        return encode(self.work(begun, decode(down, Down)))
+        return encode(self.work(begun, asked))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

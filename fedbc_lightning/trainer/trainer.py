@@ -20,6 +20,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.seeding import global_seed, preserved_globals
+from fedbc_lightning.data import SitesDataModule
+from fedbc_lightning.federation.elsewhere import ask_for_facts
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
@@ -277,6 +279,8 @@ class FederatedTrainer(RunView):
         seed = global_seed() if self.settings.seed is None else self.settings.seed
         backend.open(partial(ClientRound, *given, replace(self.settings, seed=seed)))
         try:
+            if isinstance(request.datamodule, SitesDataModule):
+                ask_for_facts(backend, request.datamodule)
             yield
         finally:
             backend.close()

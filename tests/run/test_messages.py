@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -9,13 +10,15 @@ import pytest
 import torch
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
 from helpers.messages_only import MessagesOnly
+from torch.utils.data import TensorDataset
 
-from fedbc_lightning import FedAvg
-from fedbc_lightning.algorithms import FedPD
+from fedbc_lightning import FedAvg, SitesDataModule
+from fedbc_lightning.algorithms import SCAFFOLD, FedBC, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import ClientSampler
+from fedbc_lightning.trainer.client_round import ClientRound
 
 BAD = 2
 """The client whose answers are bad; it is sampled in each round."""
@@ -84,6 +87,43 @@ def test_a_method_that_needs_all_clients_ends_with_their_names(tmp_path):
     trainer = make_trainer(tmp_path, clients_per_round=1.0, backend=Garbling(BROKEN["cut off"]))
     with pytest.raises(ConfigurationError, match=f"clients {BAD} were lost, and FedPD needs all of them"):
         trainer.fit(make_model(), BoringData(), FedPD(rho=0.1))
+
+
+SITES = [TensorDataset(torch.randn(n, 10), torch.arange(n) % 3) for n in (20, 35, 50)]
+
+
+def sites(here):
+    kept = [site if k in here else None for k, site in enumerate(SITES)]
+    return SitesDataModule(kept, names=["A", "B", "C"], val_fraction=0.2, test_fraction=0.2, batch_size=8)
+
+
+class AtSites(MessagesOnly):
+    """Each client has a worker of its own, which has its data alone."""
+
+    def open(self, make_worker):
+        model, _, *others = copy.deepcopy(make_worker).args
+        self._workers = [ClientRound(copy.deepcopy(model), sites([k]), *copy.deepcopy(others)) for k in range(3)]
+
+    def work(self, start, asks):
+        for index, ask in enumerate(asks):
+            yield index, self._workers[ask.clients[0]].answer(start, ask.down)
+
+
+@pytest.mark.parametrize("algorithm", [FedBC(dual_lr=0.1), SCAFFOLD()], ids=str)
+def test_a_server_without_data_asks_the_clients_and_ends_with_the_same_bits(tmp_path, algorithm):
+    ended = []
+    for backend, data in ((None, sites(range(3))), (AtSites(), sites(()))):
+        trainer = make_trainer(tmp_path / str(backend), backend=backend, clients_per_round=2, eval_every_n_rounds=0)
+        trainer.fit(make_model(), data, copy.deepcopy(algorithm))
+        numbers = {split: data.num_samples(split).tolist() for split in ("train", "val", "test")}
+        rows = trainer.result.clients.to_dict("list")
+        ended.append((trainer.server.z, numbers, data.label_histogram().tolist(), rows))
+    assert_equal_trees(*ended)
+
+
+def test_data_elsewhere_need_a_backend(tmp_path):
+    with pytest.raises(ConfigurationError, match="data are elsewhere; give trainer"):
+        make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())
 
 
 def test_messages_come_back_as_they_were():
