@@ -92,9 +92,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         partitioner = partitioner or (IID(10) if client is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if (text is None) != (tokenizer is None) or (text is None and not columns):
-            raise ConfigurationError(
-                "data.columns: a batch would be empty; give data.text with data.tokenizer, or columns"
-            )
+            raise ConfigurationError("data.columns: a batch would be empty; give columns, or text with tokenizer")
         self.path, self.subset, self.split, self.test_split = path, subset, split, test_split
         self.text, self.tokenizer, self.max_length = text, tokenizer, max_length
         self.columns, self.label, self.client = columns or [], label, client

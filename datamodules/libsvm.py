@@ -66,9 +66,7 @@ class LibSVMDataModule(IndexedDataModule):
             if not rows.shape[0] or not (np.isfinite(rows.data).all() and np.isfinite(values).all()):
                 raise ValueError("it has no row, or a number that is not finite")
         if self.num_features is not None and found > self.num_features:
-            raise ConfigurationError(
-                f"data.num_features={self.num_features}: '{self.path}' has {found}; give at least {found}"
-            )
+            raise ConfigurationError(f"data.num_features={self.num_features}: '{self.path}' has {found}; give as many")
         # The reader makes as many columns as the largest index in this file, and parts of a data set may lack the last
         # ones.
         rows.resize(rows.shape[0], self.num_features or found)

@@ -208,9 +208,8 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         """Draw all clients' samples, one client after the other."""
         inputs, targets = self.draw(seeding.numpy_generator(self.split_seed, "synthetic regression"))
         tensors = torch.from_numpy(inputs).flatten(0, 1), torch.from_numpy(targets).flatten()
-        return LoadedData(
-            ArrayDataset(tensors), clients=np.repeat(np.arange(self.num_clients), self.samples_per_client)
-        )
+        clients = np.repeat(np.arange(self.num_clients), self.samples_per_client)
+        return LoadedData(ArrayDataset(tensors), clients=clients)
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw all samples.

@@ -381,9 +381,8 @@ def without_gaps(table: DataFrame, target: str, path: str, *, drop: bool) -> Dat
             "drop_rows), or the column (data.exclude)"
         )
     kept = table[~has_gap].reset_index(drop=True)
-    rank_zero_info(
-        f"'{path}': {has_gap.sum():,} of {len(table):,} rows miss a value and are left out (data.missing: drop_rows)."
-    )
+    lost = f"{has_gap.sum():,} of {len(table):,} rows"
+    rank_zero_info(f"'{path}': {lost} miss a value and are left out (data.missing: drop_rows).")
     values = kept[target]
     if gaps[target].any() and values.dtype.kind == "f" and _are_whole(values.to_numpy()):
         kept[target] = values.astype(np.int64)

@@ -38,9 +38,7 @@ class CIFARCNN(Classifier):
         super().__init__(**kwargs)
         self.image_shape = (in_channels, image_size, image_size)
         if image_size < 16:
-            raise ConfigurationError(
-                f"model.image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP"
-            )
+            raise ConfigurationError(f"model.image_size={image_size} is too small: give 16 or more, or use MLP")
         # A kernel of 5 takes off 4 pixels and pooling halves: 32, 28, 14, 10, 5, so the paper's 16 * 5 * 5 = 400
         # features.
         side = ((image_size - 4) // 2 - 4) // 2

@@ -143,11 +143,7 @@ class FedLiLU(FedAvg):
     partial_work = "used"
 
     def __init__(
-        self,
-        server_lr: float = 0.01,
-        server_momentum: float = 0.9,
-        weight_decay: float = 1e-5,
-        **fedavg: Any,
+        self, server_lr: float = 0.01, server_momentum: float = 0.9, weight_decay: float = 1e-5, **fedavg: Any
     ) -> None:
         super().__init__(**fedavg)
         self.scalars_up += 1

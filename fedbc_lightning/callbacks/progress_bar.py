@@ -280,9 +280,7 @@ def describe(trainer: RunView) -> str:
     ]
     notes = []
     if not federation.local_models.exist and not federation.algorithm.trains_pooled:
-        notes.append(
-            "No .../local metrics: all clients' models would take over 64 MiB; keep_local_models=true keeps them."
-        )
+        notes.append("No .../local metrics: all clients' models take over 64 MiB; keep_local_models=true keeps them.")
     if trainer.eval_clients == 0:
         notes.append("Clients are not evaluated one by one (no .../local, no .../worst10): trainer.eval_clients is 0.")
     elif 0 < tested < num_clients:

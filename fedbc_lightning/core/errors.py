@@ -153,11 +153,8 @@ def report(error: BaseException) -> str:
     from rich.traceback import Traceback
 
     console = Console(width=120, color_system=None)  # as wide in a log file and behind the prefix of a rank
-    suppress = [sys.modules[name] for name in FRAMEWORKS if name in sys.modules]
+    known = [sys.modules[name] for name in FRAMEWORKS if name in sys.modules]
+    found = type(error), error, error.__traceback__
     with console.capture() as captured:
-        console.print(
-            Traceback.from_exception(
-                type(error), error, error.__traceback__, width=None, extra_lines=1, suppress=suppress
-            )
-        )
+        console.print(Traceback.from_exception(*found, width=None, extra_lines=1, suppress=known))
     return printable(captured.get())

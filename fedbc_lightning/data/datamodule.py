@@ -354,9 +354,7 @@ class FederatedDataModule(OuterDataModule):
                 ``heldout_clients`` is impossible.
         """
         if self.num_clients < 1:
-            raise ConfigurationError(
-                f"data: num_clients={self.num_clients}; set it to the number of clients, 1 or more"
-            )
+            raise ConfigurationError(f"data: num_clients={self.num_clients}; give the number of clients, 1 or more")
         # The clients that are held out are asked for because of their checks alone.
         sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
@@ -507,9 +505,8 @@ class FederatedDataModule(OuterDataModule):
         if isinstance(dataset, OwnBatches):
             return OwnLoader(dataset)
         options = self.loader_options if options is None else options
-        return ClientLoader(
-            dataset, batch_size or self.eval_batch_size, device=self._reachable(device), options=options
-        )
+        size = batch_size or self.eval_batch_size
+        return ClientLoader(dataset, size, device=self._reachable(device), options=options)
 
     def _reachable(self, device: torch.device | None) -> torch.device | None:
         """Return the device, or None if this data module has transfer hooks, which move batches themselves."""

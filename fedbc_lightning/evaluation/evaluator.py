@@ -169,7 +169,5 @@ def draw_clients(
     if isinstance(eval_clients, float):
         count = min(num_clients, max(1, round(eval_clients * num_clients)))
     if count > num_clients:
-        raise ConfigurationError(
-            f"trainer.eval_clients: got {count}, but the data has {num_clients} clients; give at most that."
-        )
+        raise ConfigurationError(f"trainer.eval_clients: got {count}; give at most {num_clients}, that of all clients.")
     return sorted(numpy_generator(seed, purpose).choice(num_clients, count, replace=False).tolist())

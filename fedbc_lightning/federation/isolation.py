@@ -81,9 +81,7 @@ def _text(federation: Federation, client: int, other: int, what: str, changed: l
     )
     if federation.user.device.type != "cpu":
         cause += "; on this device, set trainer.deterministic: true as well"
-    return (
-        f"trainer.check_isolation: {what} of client {client} differs if client {other} has trained before it; {cause}."
-    )
+    return f"trainer.check_isolation: {what} of client {client} differs if client {other} trains before it; {cause}."
 
 
 def _trained(federation: Federation, client: int) -> dict[str, Any]:

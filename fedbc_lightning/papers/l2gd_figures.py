@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.studies.drawing import finish, panels_of
-from fedbc_lightning.studies.parsed_runs import build
+from fedbc_lightning.studies.parsed_runs import data_of
 from fedbc_lightning.studies.results import StudyRecord, finished
 from fedbc_lightning.studies.study_run import Run
 
@@ -132,10 +132,8 @@ def figure_5(record: StudyRecord) -> Figure:
 
 def read_problem(run: Run) -> MixtureProblem:
     """Return the problem that a run of a study has minimised."""
-    data = build(run, "partition").datamodule
-    data.prepare_data()
-    data.setup("fit")
-    return MixtureProblem.of_clients(data, run.settings["model.weight_decay"], run.settings["algorithm.penalty"])
+    settings = run.settings
+    return MixtureProblem.of_clients(data_of(run), settings["model.weight_decay"], settings["algorithm.penalty"])
 
 
 def errors_of(run: Run) -> np.ndarray:

@@ -102,7 +102,5 @@ def render(page: Page) -> str:
         page: What the page consists of.
     """
     loader = PackageLoader("fedbc_lightning.report")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html").render(page=page, version=version())
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return jinja.get_template("page.html").render(page=page, version=version())

@@ -23,16 +23,12 @@ from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.results import AXES
 
 STYLE: Any = {
-    "axes.grid": True,
+    "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9.0, "grid.alpha": 0.3,
     "axes.prop_cycle": cycler(color=COLORS),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9.0,
-    "grid.alpha": 0.3,
     "svg.fonttype": "none",  # letters stay letters: smaller, sharp, and found by a search in the page
     "svg.hashsalt": "fedbc",  # equal figures give equal bytes
     "text.parse_math": False,  # names of algorithms and variants are text, also with $ in them
-}
+}  # fmt: skip
 # Largest number of points of a curve; a page of a study has hundreds of them.
 MAX_POINTS = 100
 # Largest number of points of a curve in a small figure.
@@ -132,11 +128,9 @@ def partition(title: str, content: Mapping[str, Any]) -> Picture:
         content: Content of ``partition.json``, with the sizes of all clients.
     """
     sizes = {split: np.asarray(counts) for split, counts in content["sizes"].items()}
-    histogram = content.get("label_histogram")
+    histogram, names = content.get("label_histogram"), content.get("client_names")
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = partition_picture.draw(
-            "", sizes, None if histogram is None else np.asarray(histogram), content.get("client_names")
-        )
+        figure = partition_picture.draw("", sizes, None if histogram is None else np.asarray(histogram), names)
         svg = as_svg(figure)
     alt = f"Number of samples of each class at each of {content['num_clients']} clients, and of all classes together."
     return Picture(svg, title, alt)

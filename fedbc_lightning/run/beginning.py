@@ -144,14 +144,19 @@ def _restore(run: Run, saved: dict[str, Any], request: Request) -> None:
 
 
 def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
-    """Warn of what the run and its checkpoint differ in, or refuse it if the user is strict."""
+    """Warn of what the run and its checkpoint differ in, or refuse it if the user is strict; the run keeps it."""
     unknown: dict[str, Any] = {"partition": "", "samples": {}, "code": {}, "versions": {}}
     saved = Identity(settings=ours["settings"], **ours.get("identity", unknown))
     found = replace(run.identity, settings=run.compared).differences(saved)
     if found and is_strict:
         raise ConfigurationError(f"ckpt_path: '{run.path}' is refused, as strict asks for it: {'; '.join(found)}.")
+    goes_on = run.fn == TrainerFn.FITTING and not run.progress.is_over(run.settings.max_rounds)
     for line in found:
-        warnings.warn(f"{line}; the run goes on as it is now.", stacklevel=2)
+        warnings.warn(f"{line}{'; the run goes on as it is now' * goes_on}.", stacklevel=2)
+    if goes_on:  # and keeps it: a later resume must not take this for a run of one code
+        new = f"after round {run.progress.finished_round}: "
+        changes = [line if line in saved.changes else new + line for line in found]
+        run.identity = replace(run.identity, changes=changes)
 
 
 def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Path | None:
@@ -187,7 +192,7 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Pa
     own = next((path for path in newest if alike or not is_fit or _round_of(path) < settings.max_rounds), None)
     if own is not None:
         if job is not None:
-            rank_zero_info(f"This job was started again, and goes on from '{own}'.")
+            rank_zero_info(f"This job was started again; the checkpoint of its run is '{own}'.")
         return own
     if job is not None:
         return None

@@ -36,6 +36,8 @@ from fedbc_lightning.run.settings import RunSettings
 WATCHING = {"RoundProgressBar", "RoundCheckpoint", "AggregationMoves", "EarlyStopping", "LearningRateMonitor",
             "DeviceStatsMonitor", "Timer"}  # fmt: skip
 
+VERSIONS = {"torch": str(torch.__version__), PACKAGE: version(PACKAGE)}
+
 # Number of clients, evenly chosen, whose first and last samples are hashed
 MAX_CLIENTS = 256
 
@@ -52,6 +54,7 @@ class Identity:
         versions: Versions of torch and of this package.
         attributes: Hash of plain attributes of the model, its layers, and callbacks that do more than watch. It tells
             runs apart which differ in arguments that no setting tells; as training may change them, none is named.
+        changes: What had changed when the run was resumed, a line each.
     """
 
     settings: dict[str, Any]
@@ -60,6 +63,7 @@ class Identity:
     code: dict[str, str]
     versions: dict[str, str]
     attributes: str = ""
+    changes: Sequence[str] = ()
 
     @property
     def hash(self) -> str:
@@ -71,14 +75,15 @@ class Identity:
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     def differences(self, saved: Identity) -> list[str]:
-        """Describe how a run that was saved differs from this one, a line for each setting and part."""
+        """Describe how a run that was saved, or a part of it, differs from this one, a line for each such thing."""
         found = [
             (name, saved.settings.get(name), self.settings.get(name))
             for name in sorted({*saved.settings, *self.settings})
             if not self._agrees(saved, name)
         ]
         found += [(k, v, self.versions[k]) for k, v in saved.versions.items() if self.versions.get(k, v) != v]
-        lines = [f"{name} was {old} when the checkpoint was written and is {new} now" for name, old, new in found]
+        lines = [*saved.changes]
+        lines += [f"{name} was {old} when the checkpoint was written and is {new} now" for name, old, new in found]
         for what, there, here in (("code", saved.code, self.code), ("data", saved.samples, self.samples)):
             other = [name for name in there if name in here and there[name] != here[name]]
             if other:
@@ -102,9 +107,8 @@ class Identity:
 
     def write(self, folder: Path, job: str | None) -> None:
         """Write ``run.json`` into a run folder, with the job of a cluster that does the run, if any."""
-        files.write(
-            folder / files.IDENTITY, json.dumps({"hash": self.hash, "job": job, **asdict(self)}, indent=1) + "\n"
-        )
+        content = {"hash": self.hash, "job": job, **asdict(self)}
+        files.write(folder / files.IDENTITY, json.dumps(content, indent=1) + "\n")
 
 
 def read(folder: Path) -> tuple[Identity, str | None] | None:
@@ -158,7 +162,7 @@ def identify(
         partition=datamodule.partition_hash(),
         samples=samples_of(datamodule),
         code={name: found for name, found in code.items() if found},
-        versions={"torch": str(torch.__version__), PACKAGE: version(PACKAGE)},
+        versions=VERSIONS,
         attributes=content_hash(attributes),
     )
 

@@ -49,7 +49,7 @@ class RoundLoop:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
         run, progress = self._run, self._progress
         failure: BaseException | None = None
-        if self._is_resumed and self._is_over():
+        if self._is_resumed and progress.is_over(run.settings.max_rounds):
             rank_zero_info(
                 f"'{self._recorder.folder}' has finished: {progress.finished_round} rounds. Nothing is done; a larger "
                 "trainer.max_rounds goes on with it."
@@ -62,7 +62,7 @@ class RoundLoop:
                 self._call_start_hooks()
                 if not self._is_resumed:
                     self._finish({})  # the initial model, as round 0
-                while not self._is_over():
+                while not progress.is_over(run.settings.max_rounds):
                     self._advance()
                     check()
             except BaseException as error:
@@ -88,9 +88,6 @@ class RoundLoop:
         self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
         say_that_it_diverged(run, self._recorder.folder)
-
-    def _is_over(self) -> bool:
-        return self._progress.finished_round >= self._run.settings.max_rounds or self._progress.should_stop
 
     def _open_rows(self) -> None:
         """Open the clients' rows if they lie in a file."""

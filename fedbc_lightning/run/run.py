@@ -163,6 +163,10 @@ class Progress:
         """
         return Progress(evaluation=self.evaluation, log_dir=self.log_dir, loggers=self.loggers)
 
+    def is_over(self, max_rounds: int) -> bool:
+        """Return whether a run of T = ``max_rounds`` has no round left."""
+        return self.finished_round >= max_rounds or self.should_stop
+
     def restore(self, saved: Mapping[str, Any], max_rounds: int) -> None:
         """Go on from a checkpoint.
 

@@ -21,6 +21,7 @@ from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import slurm
+from fedbc_lightning.run.identity import read
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 from fedbc_lightning.run.run_record import FitResult
@@ -65,6 +66,10 @@ class Recorder:
         self._recorded_round = self._written_round = run.progress.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._states = states_of_users(self._run)
+        if self._is_writer and (resumed is None or run.identity.changes):
+            with self.disk_told():
+                known = read(self.folder)  # a run keeps the job that began it
+                run.identity.write(self.folder, known[1] if known else slurm.job_id())
         if resumed is None and self._is_writer:
             with self.disk_told():
                 self._describe_run()
@@ -192,12 +197,11 @@ class Recorder:
         return self._write_seconds <= MAX_SHARE_OF_TIME * passed
 
     def _describe_run(self) -> None:
-        """Write what the run is, the partition and its picture, and give other loggers the hyper-parameters."""
+        """Write the partition and its picture, and give other loggers the hyper-parameters."""
         from PIL import Image
 
         from fedbc_lightning.data.partition_report import save_partition_report
 
-        self._run.identity.write(self.folder, slurm.job_id())
         save_partition_report(self._run.datamodule, self.folder)
         for logger in self.loggers:
             if isinstance(logger, both(TensorBoardLogger)):

@@ -77,9 +77,7 @@ def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path
     adapters = [(name, part) for name, part in named if peft and isinstance(part, peft.PeftModel)]
     if out.suffix == ".safetensors":
         if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-            raise ConfigurationError(
-                f"out: '{others[0]}' is no tensor, which safetensors cannot hold; give a .ckpt file."
-            )
+            raise ConfigurationError(f"out: '{others[0]}' is no tensor, as safetensors holds; give a .ckpt file.")
         tensors = {name: tensor.contiguous() for name, tensor in state.items()}
         with replacing(out) as partial:
             save_file(tensors, partial, {"format": "pt", checkpoint.SOURCE: json.dumps(source)})

@@ -604,7 +604,5 @@ def _common_dtype(named: dict[nn.Parameter, str]) -> torch.dtype:
     dtypes = {p.dtype: name for p, name in named.items()}
     if len(dtypes) > 1 or any(dtype.is_complex for dtype in dtypes):
         found = ", ".join(f"'{name}' is {dtype}" for dtype, name in dtypes.items())
-        raise ConfigurationError(
-            f"model: its parameters must have one real dtype ({found}); convert the module to one."
-        )
+        raise ConfigurationError(f"model: its parameters must have one real dtype ({found}); convert it to one.")
     return next(iter(dtypes))

@@ -118,6 +118,7 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
     found = differences[(differences["metric"] == metric) & differences["difference"].notna()]
     unit = " in % points" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
+    interval = f" [{100 * study.confidence:g} % interval]"
     for name, of_method in found.groupby("algorithm", sort=False):
         rows, parts = of_method.to_dict("records"), []
         for word, compared in COMPARED.items():
@@ -127,9 +128,7 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
                 one = difference_and_interval(mine[0], metric, len(study.seed_list))
                 size = one if len(mine) == 1 else " to ".join(ends)
                 parts.append(f"{compared} {study.reference_name}{where} ({size})")
-        sentences.append(
-            f"By {metric}{unit}{better} [{100 * study.confidence:g} % interval]: {name} is {listed(parts)}."
-        )
+        sentences.append(f"By {metric}{unit}{better}{interval}: {name} is {listed(parts)}.")
     return sentences
 
 

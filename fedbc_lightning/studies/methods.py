@@ -51,8 +51,7 @@ class Range:
         is_interval = set(value) <= {"low", "high", "log", "untuned"} and len(ends) == 2 and ends[0] < ends[1]
         if not is_grid and not is_interval:
             raise ConfigurationError(
-                f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
-                "true}."
+                f"{place}: got {dict(value)}; tune it by {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1, log: true}}."
             )
         said = [short(entry) for entry in grid or ()]
         if len(set(said)) < len(said):

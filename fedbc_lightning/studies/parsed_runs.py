@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedbc_lightning.cli.classes import import_object
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import IDENTITY
+from fedbc_lightning.core.origin import source_hash
+from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.run.identity import VERSIONS, read, samples_of
 from fedbc_lightning.studies.study import Study, refuse
 from fedbc_lightning.studies.study_run import Run
 
@@ -75,21 +86,22 @@ def check_runs(study: Study) -> None:
     other variant, and all algorithms in a variant that overrides a setting of the algorithm.
 
     Raises:
-        ConfigurationError: A command line is wrong or a setting is refused; the message names the run.
+        ConfigurationError: A command line is wrong or a setting is refused; the message names the run. Or the study is
+            strict, and runs in its folder were of other code, data or versions.
     """
-    seed, (first, *others) = study.seed_list[0], study.variants
+    seed, (first, *others), configs = study.seed_list[0], study.variants, list[dict[str, Any]]()
     for method in study.methods:
-        for tried in method.each_value():
-            _check_run(study, study.run(first, method, seed, tried))
+        configs += [_checked(study, study.run(first, method, seed, tried)) for tried in method.each_value()]
         if method.tuned:
             parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
     for variant in others:
         is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
-        for method in study.methods if is_of_algorithm else study.methods[:1]:
-            _check_run(study, study.run(variant, method, seed, method.first()))
+        methods = study.methods if is_of_algorithm else study.methods[:1]
+        configs += [_checked(study, study.run(variant, method, seed, method.first())) for method in methods]
+    _check_unchanged(study, configs)
 
 
-def _check_run(study: Study, run: Run) -> None:
+def _checked(study: Study, run: Run) -> dict[str, Any]:
     parsed = parse(run)
     trainer, data = parsed["trainer"], parsed["data"] or {}
     asked = {
@@ -105,6 +117,56 @@ def _check_run(study: Study, run: Run) -> None:
             trainer["eval_every_n_rounds"] == 0,
     }  # fmt: skip
     refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
+    return parsed
+
+
+def _check_unchanged(study: Study, configs: list[dict[str, Any]]) -> None:
+    """Warn of runs in the study's folder that were of other code, data or versions, or refuse them if it is strict.
+
+    Samples are read of the oldest run first: if it has those of today, so have the later ones of the same data.
+
+    Args:
+        study: The study.
+        configs: Complete configs, in which the classes of all runs are named.
+    """
+    code: dict[str, set[str]] = {}
+    for path in set(re.findall(r"'class_path': '([\w.]+)'", repr(configs))):
+        with contextlib.suppress(ImportError, AttributeError):
+            kind = import_object(path)
+            code.setdefault(f"the class {kind.__qualname__}", set()).add(source_hash(kind))
+    runs = {run.folder: run for run in study.runs()}
+    places = [*runs, *study.folder.glob("tuning/*/*/*/rung_*/seed_*")]
+    files = sorted((file.stat().st_mtime_ns, file) for place in places for file in place.glob(f"*/{IDENTITY}"))
+    seen, changed, what = set[str](), list[Path](), dict[str, None]()
+    for folder, saved in [(file.parent.parent, known[0]) for _, file in files if (known := read(file.parent))]:
+        run, samples = runs.get(folder), saved.samples
+        if run is not None and run.named_data not in seen:
+            # A study whose data are gone still gives its tables; only strict insists on looking at them.
+            with contextlib.suppress(*() if study.strict else (Exception,)), preserved_globals(torch.device("cpu")):
+                samples = samples_of(data_of(run))
+            seen |= {run.named_data} if samples == saved.samples else set()
+        here = {name: there if there in code.get(name, {there}) else "" for name, there in saved.code.items()}
+        found = replace(saved, code=here, samples=samples, versions=VERSIONS).differences(saved)
+        changed += [folder] if found else []
+        what |= dict.fromkeys(found)
+    if changed:
+        said = f"'{changed[0]}'{f' and {len(changed) - 1} more' if changed[1:] else ''}: {'; '.join(what)}"
+        said += ". To do that again, remove the folder, or give the study another name."
+        if study.strict:
+            raise ConfigurationError(said)
+        warnings.warn(said, stacklevel=2)
+
+
+def data_of(run: Run) -> Any:
+    """Return the data of a run, set up as for ``fit``.
+
+    Raises:
+        ConfigurationError: Files are missing, or the command line is wrong.
+    """
+    found = build(run, "partition").datamodule
+    found.prepare_data()
+    found.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
+    return found
 
 
 def check_data_files(study: Study) -> None:
@@ -114,21 +176,11 @@ def check_data_files(study: Study) -> None:
         ConfigurationError: Files are missing; the message says which, where they are expected, and how to get them.
     """
     # Here, and not in each worker: 150 runs would each say that the same file is not there.
-    seen, missing = set(), dict[str, None]()
-    for variant in study.variants:
-        run = study.run(variant, study.methods[0], study.seed_list[0], study.methods[0].first())
-        data = parse(run)["data"]
-        # Data sets differ in their class or in their texts, such as paths; numbers say how they are dealt to clients.
-        texts = {name: value for name, value in (data.get("init_args") or {}).items() if isinstance(value, str)}
-        key = f"{data['class_path']} {texts}"
-        if key in seen:
-            continue
-        seen.add(key)
+    missing = dict[str, None]()
+    for run in {run.named_data: run for run in study.runs()}.values():
         try:
-            data_module = build(run, "partition").datamodule
-            data_module.prepare_data()
-            data_module.setup("fit")  # where nothing is downloaded, files are first looked for when they are read
-        except ConfigurationError as error:
+            data_of(run)
+        except ConfigurationError as error:  # noqa: PERF203
             missing[str(error).rstrip(".")] = None
     if missing:
         raise ConfigurationError(" | ".join(missing) + "; docs/data.md says where to get it. No run was begun.")

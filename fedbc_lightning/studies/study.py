@@ -78,6 +78,7 @@ class Study:
         resources: What each job asks for, by submitit's names, e.g. ``{timeout_min: 240, gpus_per_node: 1,
             slurm_partition: gpu}``. A job that is preempted, or whose time of 240 minutes by default is up, is requeued
             and goes on.
+        strict: Whether runs of other code, data or versions in the study's folder are refused, and not warned of.
         out: Folder that holds the study; it is written to ``<out>/<name>``.
         name: Name of the study; None: that of the study's file, without its suffix.
     """
@@ -105,6 +106,7 @@ class Study:
     backend: Literal["here", "slurm", "local"] = "here"
     jobs: Count = 1
     resources: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
     out: str = "studies"
     name: str | None = None
 
@@ -334,9 +336,7 @@ class Study:
         if self.scale != 1:
             rounds = settings.get("trainer.max_rounds")
             if not isinstance(rounds, int):
-                raise ConfigurationError(
-                    f"scale: trainer.max_rounds: got {rounds!r}; give a whole number in overrides."
-                )
+                raise ConfigurationError(f"scale: trainer.max_rounds: got {rounds!r}; give a number in overrides.")
             settings["trainer.max_rounds"] = self._shrunk(rounds)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         configs = [self.base] if isinstance(self.base, str) else list(self.base)
@@ -346,10 +346,10 @@ class Study:
         """Return all runs that are reported, ordered by seed so that the tables of a partial study can compare.
 
         Args:
-            chosen: Values that tuning chose, by variant and algorithm.
+            chosen: Values that tuning chose, by variant and algorithm; None: the first that it tries.
         """
         return [
-            self.run(variant, method, seed, (chosen or {}).get((variant, method.name)))
+            self.run(variant, method, seed, (chosen or {}).get((variant, method.name), method.first()))
             for seed in self.seed_list
             for variant in self.variants
             for method in self.methods

@@ -72,9 +72,7 @@ class StudyProgress:
     @property
     def _done(self) -> float:
         """Number of runs that are done; one that is being done counts as the fraction of its rounds."""
-        return sum(
-            min(1.0, state.round / (state.max_rounds or math.inf)) if state.is_open else 1.0 for state in self._states
-        )
+        return sum(min(1.0, s.round / (s.max_rounds or math.inf)) if s.is_open else 1.0 for s in self._states)
 
     def _summary(self) -> str:
         counts, bar = [state.status for state in self._states], self._bar.tasks[0]

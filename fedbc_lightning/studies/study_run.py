@@ -62,6 +62,11 @@ class Run:
         """Name of the run in messages."""
         return " / ".join([self.variant, self.method, *([self.tried] if self.tried else []), f"seed {self.seed}"])
 
+    @property
+    def named_data(self) -> str:
+        """The settings of the data that are texts, such as classes and paths; numbers say how clients share them."""
+        return str({k: v for k, v in self.settings.items() if k.startswith("data") and isinstance(v, str)})
+
     @cached_property
     def record(self) -> RunRecord:
         """What the run has left; it is read once, so ask for it when the run has finished."""

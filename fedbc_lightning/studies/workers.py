@@ -335,9 +335,7 @@ class Jobs:
         with needs(f"backend: {study.backend} submits jobs by submitit", "cluster"):
             import submitit
         try:
-            self._executor = submitit.AutoExecutor(
-                self._folder, cluster=study.backend, slurm_max_num_timeout=MAX_TIMEOUTS
-            )
+            self._executor = submitit.AutoExecutor(self._folder, study.backend, slurm_max_num_timeout=MAX_TIMEOUTS)
             asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
             self._executor.update_parameters(**asked)
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:

@@ -44,9 +44,7 @@ def last(trainer: Any) -> Path:
 def rows(trainer: Any, name: str) -> list[dict[str, str]]:
     """A CSV without its times."""
     with (Path(trainer.log_dir) / name).open() as file:
-        return [
-            {key: value for key, value in row.items() if not key.startswith("time/")} for row in csv.DictReader(file)
-        ]
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
 
 
 def differences(left: Any, right: Any, path: str = "") -> list[str]:

@@ -83,9 +83,7 @@ def test_all_runs_of_a_study_can_be_parsed(name, place):
 def at_default(given: dict, defaults: Mapping[str, object], where: str) -> list[str]:
     """The keys of a mapping whose values are the defaults, by their full names."""
     as_in_yaml = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
-    return [
-        f"{where}.{key}" for key, value in given.items() if key in as_in_yaml and repr(as_in_yaml[key]) == repr(value)
-    ]
+    return [f"{where}.{key}" for key, v in given.items() if key in as_in_yaml and repr(as_in_yaml[key]) == repr(v)]
 
 
 def defaults_of(cls: type) -> dict[str, object]:

@@ -99,9 +99,7 @@ def test_arrays_that_unpack_to_more_are_refused(tmp_path, monkeypatch, data, fil
 
 def check_files(folder):
     """No file holds what a terminal, a spreadsheet or a browser would obey."""
-    for path in (
-        path for path in folder.rglob("*") if path.suffix in {".csv", ".md", ".tex", ".html", ".yaml", ".log"}
-    ):
+    for path in (p for p in folder.rglob("*") if p.suffix in {".csv", ".md", ".tex", ".html", ".yaml", ".log"}):
         text = path.read_text()
         assert path.suffix != ".md" or "](" not in text, path
         assert "<script>alert" not in text or path.suffix in {".csv", ".tex", ".yaml"}, path

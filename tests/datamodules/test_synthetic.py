@@ -150,9 +150,8 @@ def test_the_public_draws_are_those_of_their_description(seed):
         for split, pairs in (("train", train), ("test", test)):
             found = [data.client_dataset(client, split)[k] for k in range(data.num_samples(split)[client])]
             assert [label.item() for _, label in found] == [label for _, label in pairs]
-            assert np.array_equal(
-                np.stack([x.numpy() for x, _ in found]), np.stack([x for x, _ in pairs]).astype(np.float32)
-            )
+            left, right = np.stack([x.numpy() for x, _ in found]), np.stack([x for x, _ in pairs])
+            assert np.array_equal(left, right.astype(np.float32))
     assert random.getstate() == states[0]  # the draws leave the global generators alone
 
 

@@ -167,9 +167,7 @@ RIGHT = {
 @pytest.mark.parametrize("kind", RIGHT)
 def test_what_leaks_nothing_passes_and_changes_no_number(tmp_path, kind):
     method = functools.partial(FedBC, 0.01) if kind == "scratch" else FedAvg
-    ended = [
-        fit(tmp_path / str(check), RIGHT[kind], algorithm=method, check_isolation=check) for check in (False, True)
-    ]
+    ended = [fit(tmp_path / str(on), RIGHT[kind], algorithm=method, check_isolation=on) for on in (False, True)]
     assert_equal_trees(*map(state_of, ended))
     modules = [trainer.federation.user.module for trainer in ended]
     assert modules[0].count == modules[1].count

@@ -36,10 +36,7 @@ class Gan(LightningModule):
         self.discriminator = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
 
     def configure_optimizers(self):
-        return [
-            Adam(self.generator.parameters(), lr=0.01),
-            SGD(self.discriminator.parameters(), lr=0.1, momentum=0.9),
-        ]
+        return [Adam(self.generator.parameters(), lr=0.01), SGD(self.discriminator.parameters(), lr=0.1, momentum=0.9)]
 
     def losses(self, x):
         """Yield the generator's loss, then the discriminator's, which is computed after the generator has moved."""

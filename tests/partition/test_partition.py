@@ -90,9 +90,7 @@ def test_classes_may_be_any_integers(partitioner):
 
 
 def test_every_partitioner_is_in_the_list_or_has_tests_of_its_own():
-    classes = {
-        found for found in vars(partition).values() if isinstance(found, type) and issubclass(found, Partitioner)
-    }
+    classes = {each for each in vars(partition).values() if isinstance(each, type) and issubclass(each, Partitioner)}
     elsewhere = {Partitioner, partition.Explicit, partition.Flower}
     assert classes - elsewhere == {type(partitioner) for partitioner in PARTITIONERS}
 

@@ -86,9 +86,7 @@ def _span(node: ast.AST) -> int:
 
 @pytest.mark.parametrize(("folders", "most"), BUDGETS.items(), ids=["package", "engines", "studies", "tests"])
 def test_lines_of_code(folders, most):
-    assert size_under(*folders).code <= most, (
-        f"{' + '.join(folders)}: delete something, or raise the budget with a reason"
-    )
+    assert size_under(*folders).code <= most, f"{' + '.join(folders)}: delete something, or raise it with a reason"
 
 
 def test_lines_of_configs():

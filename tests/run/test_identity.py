@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.core.described import content_hash
-from fedbc_lightning.run.identity import samples_of
+from fedbc_lightning.run.identity import read, samples_of
 
 PROGRAM = """\
 import torch
@@ -96,8 +96,11 @@ def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog
     with pytest.raises(ConfigurationError, match=f"is refused, as strict asks for it: {expected}"):
         changed.fit(tmp_path, 1, ckpt_path=begun.checkpoint, strict=True)
     with pytest.warns(UserWarning, match="the run goes on as it is now") as said:
-        changed.fit(tmp_path, 2, ckpt_path=shutil.copy(begun.checkpoint, tmp_path))
+        mixed = changed.fit(tmp_path, 2, ckpt_path=shutil.copy(begun.checkpoint, tmp_path))
     assert re.match(expected, str(said[0].message))
+    with pytest.raises(ConfigurationError, match=f"strict asks for it: after round 1: {expected}"):
+        changed.fit(tmp_path, 3, ckpt_path=mixed.checkpoint, strict=True)
+    assert read(mixed.folder)[0].changes == [f"after round 1: {one.message}".partition(";")[0] for one in said]
 
 
 def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.boring import (
-    BoringData,
-    BoringModel,
-    make_model,
-    make_trainer,
-    read_csv,
-)
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import ComposedAlgorithm

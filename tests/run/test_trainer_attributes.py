@@ -52,9 +52,8 @@ def test_a_plan_leaves_the_trainer_as_it_is(tmp_path):
     before = (trainer.server, trainer.clients, trainer.progress, trainer.settings, trainer.log_dir, trainer.recorder)
     worlds.clear()
     trainer.plan(make_model(), BoringData(), FedAvg())
-    make_trainer(tmp_path, callbacks=Watches(), devices=2, strategy="ddp_fork").plan(
-        make_model(), BoringData(), FedAvg()
-    )
+    pair = make_trainer(tmp_path, callbacks=Watches(), devices=2, strategy="ddp_fork")
+    pair.plan(make_model(), BoringData(), FedAvg())
     after = (trainer.server, trainer.clients, trainer.progress, trainer.settings, trainer.log_dir, trainer.recorder)
     assert all(one is other for one, other in zip(before, after, strict=True))
     assert worlds == [(1, 1, None)] * 2

@@ -154,9 +154,8 @@ def test_a_class_that_torch_may_read_is_kept(tmp_path):
     with torch.serialization.safe_globals([Setting]):
         trainer = fit(tmp_path, Keeps(Setting()), make_model(Configured, setting=Setting()), max_rounds=2)
         path = f"{trainer.log_dir}/checkpoints/last.ckpt"
-        assert (
-            Configured.load_from_checkpoint(path).factor == checkpoint.load(path)["callbacks"]["Keeps"]["kept"].factor
-        )
+        kept = checkpoint.load(path)["callbacks"]["Keeps"]["kept"]
+        assert Configured.load_from_checkpoint(path).factor == kept.factor
 
 
 class Trimmed(BoringModel):
@@ -178,9 +177,8 @@ def test_a_module_that_loads_loosely_resumes_from_a_trimmed_state(tmp_path):
         model = make_model(Trimmed)
         fit(tmp_path / "halves", model=model, max_rounds=rounds)
     assert_equal_trees(model.state_dict(), whole.state_dict())
-    assert "backbone" not in str(
-        checkpoint.load(tmp_path / "halves/default/FedAvg-1/checkpoints/last.ckpt")["state_dict"]
-    )
+    last = tmp_path / "halves/default/FedAvg-1/checkpoints/last.ckpt"
+    assert "backbone" not in str(checkpoint.load(last)["state_dict"])
 
 
 @pytest.mark.parametrize("value", [np.random.default_rng(0), lambda: None])

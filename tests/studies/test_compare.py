@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,17 @@ from helpers.programs import forked, run_python, wait_until
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.run.identity import VERSIONS
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.parsed_runs import check_runs
 from fedbc_lightning.studies.results import check_pairs, read_results
 from fedbc_lightning.studies.statistics import reported_rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import LOST, State, is_finished, note_beginning, note_end
+from fedbc_lightning.studies.workers import do_if_free
 
 ACCURACY = "accuracy/global"
 LOSS = "loss/global"
@@ -132,6 +137,7 @@ def test_a_study(project, compare):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")}
     said = compare("study.yaml")
     assert "12 runs, 12 of them done before" in said
+    assert "warning" not in said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")} == before
     pd.testing.assert_frame_equal(results(folder), table)
 
@@ -285,6 +291,30 @@ def test_runs_that_do_not_share_what_they_should(tmp_path):
     found = read_results(study, [State(run, "finished") for run in runs])
     assert found[ACCURACY].tolist() == [0.5] * 3
     assert found["accuracy/local"].isna().all(), "a metric that a run lacks is empty"
+
+
+def test_runs_of_other_code_data_or_versions_are_told_or_refused(project, monkeypatch):
+    """Runs and trials that a study has done before are taken in silence only if nothing has changed."""
+    monkeypatch.syspath_prepend(str(project))
+    given = {**TINY, "variants": {"all": {}}, "algorithms": {"FedProx": {"mu": {"grid": [1]}}}}
+    study, file = Study(**given), project / "tiny_data.py"
+    trial, text = study.trial("all", study.methods[0], 0, study.methods[0].first()), file.read_text()
+    for run in (trial, *study.runs()):
+        do_if_free(run, 0.0)
+    check_runs(Study(**given, strict=True))
+    torch, said = VERSIONS["torch"], f"'{trial.folder}' and 2 more: "
+    for factor, version, expected in (
+        ("2.0", torch, "code: the class TinyData changed after .* written. To do that again, remove the folder, or "),
+        ("3", torch, "code: the class TinyData changed .*; data: train data of client 0 and 7 more changed"),
+        ("2", "0", "torch was .* and is 0 now"),
+    ):
+        file.write_text(text.replace("2 * ", f"{factor} * "))
+        sys.modules.pop("tiny_data")
+        monkeypatch.setitem(VERSIONS, "torch", version)
+        with pytest.warns(UserWarning, match=said + expected):
+            check_runs(study)
+        with pytest.raises(ConfigurationError, match=said + expected):
+            check_runs(Study(**given, strict=True))
 
 
 def test_another_process_does_a_part(project, monkeypatch):

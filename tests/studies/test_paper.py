@@ -97,7 +97,7 @@ def test_a_scaled_study_says_so_and_lies_elsewhere():
     assert all("SCALED: 0.3 of the study's rounds and seeds" in text for text, _ in rows_of(table, study))
     with pytest.raises(ConfigurationError, match="scale: got 0"):
         make(scale=0.0)
-    with pytest.raises(ConfigurationError, match=r"got None; give a whole number in overrides"):
+    with pytest.raises(ConfigurationError, match=r"got None; give a number in overrides"):
         make(scale=0.5).run("all", study.methods[0], 0)
 
 

@@ -43,9 +43,7 @@ def test_several_overrides_of_a_command_line_are_merged():
 
 def test_a_study_given_as_text_is_held_against_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (
-        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, origins: {data.alpha: paper}, overrides: {data.beta: 1e-1}}"
-    )
+    text = "{base: synthetic.yaml, algorithms: {FedAvg: {}}, origins: {data.alpha: paper}, overrides: {data.beta: 0.1}}"
     assert read_study("compare", ["--config", text]).origins == {"data.alpha": "paper"}
     found = read_study("compare", ["--config", text, "--overrides", "{data.alpha: 0.7}"])
     assert found.origins == {"data.alpha": "paper (not checked)"}
