@@ -6,12 +6,13 @@ hands out the tests, and starts the others five seconds later if that imports th
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 import sys
 import tempfile
 
-os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"fedbc-{os.getuid()}")  # the key of configs
+os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"fedbc-{getpass.getuser()}")  # the key of configs
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 
@@ -61,6 +62,11 @@ QUICK_TESTS = {
     "algorithms/test_vectorized.py::test_the_sequential_engines_numbers",
 }
 """Quick tests. The last two run for the settings in REPRESENTATIVES alone: every method once in each engine."""
+
+
+if sys.platform == "win32":  # other folders test signals, terminals and processes of POSIX
+    here = {*QUICK_FOLDERS, "algorithms", "conftest.py"}
+    collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name not in here]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -115,7 +115,7 @@ def add_note(error: BaseException, note: str) -> None:
         ['client 3, round 1']
     """
     # Not error.add_note, which Python 3.10 lacks; it does not print notes by itself, but Rich does on the command line.
-    error.__notes__ = [*notes_of(error), note]
+    vars(error)["__notes__"] = [*notes_of(error), note]
 
 
 def notes_of(error: BaseException) -> list[str]:

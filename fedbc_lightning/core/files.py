@@ -5,6 +5,9 @@ at once: a reader finds the old one or the new one, even if the process is kille
 
 A place may be the URL of an object store, such as ``s3://bucket/best.ckpt``, where one file is written or read as a
 whole. Folders of runs and studies are on a disk: they are locked, and their tables are appended to.
+
+Windows lacks parts of POSIX, and has a weaker form of them here: a link that somebody puts in the place of a file
+between the look at it and its opening is followed, and a crash of the machine may forget that a file was replaced.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import IO, Any
 from unittest import mock
 
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
+from fedbc_lightning.core.memory import memory_of_machine
 from fedbc_lightning.core.units import bytes_said
 
 CHECKPOINTS = "checkpoints"
@@ -44,7 +48,7 @@ def url_of(path: str | os.PathLike) -> str | None:
         >>> url_of(Path("s3://bucket/best.ckpt")), url_of("runs/best.ckpt")
         ('s3://bucket/best.ckpt', None)
     """
-    found = re.fullmatch(r"([a-z][a-z0-9+.-]+):/+(.*)", str(path))
+    found = re.fullmatch(r"([a-z][a-z0-9+.-]+):/+(.*)", str(path).replace(os.sep, "/"))
     return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
 
 
@@ -109,7 +113,35 @@ def refuse_link(path: Path) -> None:
 def descriptor(path: Path, flags: int) -> int:
     """Open a file as ``os.open`` does, but no link."""
     refuse_link(path)
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def pread(file: int, view: memoryview, begin: int) -> int:
+    """Fill a view from an open file, from a byte on; return how many bytes were read, which may be fewer."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [view], begin)
+    os.lseek(file, begin, os.SEEK_SET)
+    found = os.read(file, len(view))
+    view[: len(found)] = found
+    return len(found)
+
+
+def pwrite(file: int, view: memoryview, begin: int) -> int:
+    """Write a view into an open file, from a byte on; return how many bytes were written, which may be fewer."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(file, view, begin)
+    os.lseek(file, begin, os.SEEK_SET)
+    return os.write(file, view)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk; without it a crash may forget that a file was replaced."""
+    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
+        opened = descriptor(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def open_file(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
@@ -210,7 +242,7 @@ def check_unpacked(path: str | Path, most: int | None = None) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             size = sum(part.file_size for part in file.infolist())
-            most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
+            most = memory_of_machine() if most is None else most
             if size > most:
                 raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
             if (damaged := file.testzip()) is not None:

@@ -7,10 +7,26 @@ that is newer than these, and ``tests/core/test_private.py`` fails if a part is 
 from __future__ import annotations
 
 from argparse import Action, ArgumentParser
+from collections.abc import Callable
+from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
+import jsonargparse
 from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_module_type, _InstantiatorFn
+
+
+def read_config(path: jsonargparse.Path, otherwise: Callable[[jsonargparse.Path], str]) -> str:
+    """Read a config in UTF-8, as all that this package writes.
+
+    Read in jsonargparse 4.53. Without it Windows reads configs in an encoding of its own, before Python 3.15.
+    """
+    file = Path(path.absolute)
+    return file.read_text("utf-8") if file.is_file() else otherwise(path)
+
+
+jsonargparse.Path.read_text = partialmethod(read_config, jsonargparse.Path.read_text)  # type: ignore[assignment]
 
 
 class OpenCLI(LightningCLI):

@@ -67,8 +67,10 @@ class ClientParallelStrategy(LaunchedStrategy):
         has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, which holds the store
         is_local = in_all == self.num_processes
         host = "127.0.0.1" if is_local and not has_agent else environment.main_address
-        if is_local:  # gloo would listen at the address of this machine's name
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", min(socket.if_nameindex())[1])
+        if is_local:
+            # gloo would listen at the address of this machine's name; on Windows it calls interfaces other names
+            if hasattr(os, "fork"):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", min(socket.if_nameindex())[1])
         elif environment.local_rank() == 0:
             said = (
                 f"this is node {environment.node_rank()}, waiting at {host}:{port} for the others, {in_all} processes"

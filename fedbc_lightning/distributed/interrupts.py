@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
+SIGCHLD: Any = getattr(signal, "SIGCHLD", None)  # Windows has none, and of SIGNALS the first two alone
 SECONDS_OF_ONE = 0.5
 """Signals that are less than this many seconds apart count as one.
 
@@ -128,7 +129,8 @@ class Interrupts:
             return
         self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
         # torch's handler would raise, as data loader workers got the signal, too
-        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if SIGCHLD is not None:
+            self._previous[SIGCHLD] = signal.signal(SIGCHLD, signal.SIG_DFL)
         if self.pending is None:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
 
@@ -166,7 +168,8 @@ def passed_on() -> Iterator[None]:
         if os.getpid() != parent:  # a fork that has not installed its own handler yet
             raise KeyboardInterrupt
         came = True
-        for process in set(multiprocessing.active_children()) - others:
+        # On Windows the terminal gives it to all processes, and os.kill would end them
+        for process in set(multiprocessing.active_children()) - others if SIGCHLD else ():
             with suppress(ProcessLookupError, TypeError):  # it has ended, or has not begun
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
@@ -193,7 +196,8 @@ def _leave_to_parent() -> None:
     active, Interrupts._active = Interrupts._active, None
     if active is not None:
         for number in active._previous:
-            signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, signal.SIGCHLD) else signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, SIGCHLD) else signal.SIG_IGN)
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

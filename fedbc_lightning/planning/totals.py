@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import resource
-import sys
 import time
 from collections import Counter
 from typing import Any, NamedTuple
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
+from fedbc_lightning.core.memory import peak_memory
 from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.run import folder as run_folder
@@ -173,10 +172,3 @@ class _Counting(io.BytesIO):
         length = memoryview(data).nbytes
         self.size += length
         return length
-
-
-def peak_memory() -> int:
-    """Return the bytes that this process held at its peak."""
-    # Linux counts kibibytes, macOS bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

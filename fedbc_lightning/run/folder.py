@@ -136,4 +136,4 @@ def how_to_go_on(folder: Path, max_rounds: int | None) -> str | None:
         trainer = "trainer" if max_rounds is None else f"FederatedTrainer(max_rounds={max_rounds}, ...)"
         return f'{trainer}.fit(..., ckpt_path="{(folder / LAST).as_posix()}")'
     more = "" if max_rounds is None else f" --trainer.max_rounds {max_rounds}"
-    return f"fedbc-cli fit --ckpt_path {shlex.quote(str(folder))}{more}"
+    return f"fedbc-cli fit --ckpt_path {shlex.quote(folder.as_posix())}{more}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.distributed.interrupts import StoppedError
+from fedbc_lightning.distributed.interrupts import SIGNALS, StoppedError
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Progress
 
@@ -50,7 +49,7 @@ def requeued(progress: Progress, *, is_first: bool) -> Iterator[None]:
     except StoppedError as stop:
         last, job = Path(progress.log_dir or "") / run_folder.LAST, job_id()
         # Only now is the checkpoint complete: the recorder has written it while the exception passed through the loop.
-        if stop.number == signal.SIGUSR1 and is_first and job is not None and last.is_file():
+        if stop.number == SIGNALS.get("SIGUSR1") and is_first and job is not None and last.is_file():
             _requeue(job)
         raise
 

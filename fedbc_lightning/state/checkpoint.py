@@ -66,12 +66,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], 
         ) from error
     if files.url_of(path) is not None:
         return
-    # Without this fsync a crash may forget the rename itself, though the file is on the disk.
-    folder = files.descriptor(path.parent.resolve(), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    files.sync_folder(path.parent.resolve())
 
 
 def load(path: str | Path) -> dict[str, Any]:

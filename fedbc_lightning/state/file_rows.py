@@ -19,7 +19,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import descriptor, make_folder, open_file, refuse_link, replacing, told
+from fedbc_lightning.core.files import descriptor, make_folder, open_file, pread, pwrite, refuse_link, replacing, told
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.state.client_rows import RowStorage
@@ -37,7 +37,7 @@ PAGE = 4096
 NUM_SLOTS = 3
 
 _HEADER = struct.Struct("<8sqqq")  # magic, generation, newest generation, length of the JSON that follows
-_synchronise = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+_synchronise = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasync
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ class RowLayout:
 class RowFile:
     """An open ``clients.bin``.
 
-    Rows are read and written with ``preadv`` and ``pwrite``. The file is not memory-mapped, because mapped pages count
-    as resident memory of the process.
+    The file is not memory-mapped, because mapped pages count as resident memory of the process.
 
     Args:
         path: Path of an existing file.
@@ -127,7 +126,7 @@ class RowFile:
         done = 0
         while done < len(view):
             # A read may return fewer bytes than asked for, e.g. over NFS or when a signal arrives.
-            count = os.preadv(self._descriptor, [view[done:]], begin + done)
+            count = pread(self._descriptor, view[done:], begin + done)
             if not count:
                 raise ConfigurationError(f"'{self.path}' was cut off while it was in use; restore it and last.ckpt.")
             done += count
@@ -139,7 +138,7 @@ class RowFile:
         done = 0
         with told(self.path, "The round before is kept."):
             while done < len(view):
-                done += os.pwrite(self._descriptor, view[done:], begin + done)
+                done += pwrite(self._descriptor, view[done:], begin + done)
 
     def sync(self) -> None:
         """Wait until the rows are on the disk, also those that other processes of this machine wrote."""
@@ -148,11 +147,16 @@ class RowFile:
     def _place(self, name: str, slot: int, client: int) -> int:
         return self._offsets[name, slot] + client * self.layout.row_bytes(name)
 
+    def _bytes(self, length: int, begin: int) -> bytearray:
+        found = bytearray(length)
+        pread(self._descriptor, memoryview(found), begin)
+        return found
+
     def _check(self) -> str:
-        start = os.pread(self._descriptor, _HEADER.size, 0)
+        start = self._bytes(_HEADER.size, 0)
         try:
             magic, _, _, length = _HEADER.unpack(start)
-            found = json.loads(os.pread(self._descriptor, length, _HEADER.size))
+            found = json.loads(self._bytes(length, _HEADER.size))
             file_id, is_ours = str(found.pop("id")), magic == MAGIC
         except Exception:  # a flipped bit may give any of them
             is_ours = False

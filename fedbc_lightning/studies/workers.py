@@ -192,7 +192,8 @@ def work(study: Study, since: float, device: int | None) -> None:
     # Ctrl-C goes to all processes of a terminal, and SLURM's signal before the time limit to all of a job; what is to
     # be done then is decided by the process that has started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]  # the job belongs to the study: no run shall share out its tasks, or requeue it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -326,6 +327,10 @@ class Jobs:
     """
 
     def __init__(self, study: Study, console: Console, since: float) -> None:
+        if not hasattr(signal, "pthread_sigmask"):
+            raise ConfigurationError(
+                f"backend: {study.backend}: Windows has no such jobs; without it processes of this machine do the runs."
+            )
         self._study, self._console, self._since = study, console, since
         self._folder = study.folder.resolve() / FOLDER
         refuse_link(self._folder)
@@ -354,14 +359,15 @@ class Jobs:
             is_local = self._study.backend == "local"
             share = Share(self._study, self._since, Path(self._lock.acquire().lock.lock_file) if is_local else None)
             # Ctrl-C in a terminal would reach jobs of this machine, too, and submitit's process in front of each.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            posix: Any = signal
+            before = posix.pthread_sigmask(posix.SIG_BLOCK, {signal.SIGINT})
             try:
                 with self._executor.batch():
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
             except (OSError, FailedJobError) as error:
                 raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                posix.pthread_sigmask(posix.SIG_SETMASK, before)
             record = {"study": self._asked, "jobs": [job.job_id for job in self._jobs]}
             write(self._folder / RECORD, json.dumps(record))
         names = ", ".join(job.job_id for job in self._jobs)

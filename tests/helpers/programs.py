@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import multiprocessing
 import os
@@ -30,6 +29,9 @@ from lightning.fabric.plugins.environments import lightning as environment
 from lightning.fabric.utilities import registry
 
 from helpers.scripts import ROOT
+
+with suppress(ImportError):  # on Windows
+    import fcntl
 
 TESTS = ROOT / "tests"
 LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
