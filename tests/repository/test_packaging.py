@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.metadata
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,15 +30,22 @@ def test_the_listed_packages_are_those_of_the_tree():
     folders = {"fedbc_lightning": "fedbc_lightning", "configs": "fedbc_lightning.configs", **INSTALLED_AS}
     found = set()
     for folder, package in folders.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            inner = init.parent.relative_to(ROOT / folder).parts
-            found.add(".".join([package, *inner]))
+        for file in (ROOT / folder).rglob("*.*"):  # setuptools takes a folder without Python files for a package, too
+            inner = file.parent.relative_to(ROOT / folder).parts
+            if "__pycache__" not in inner:
+                found.add(".".join([package, *inner]))
     assert listed_packages() == found
+
+
+def test_ci_runs_each_python_that_is_promised():
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    promised = {found[1] for text in classifiers if (found := re.fullmatch(r"Programming .* :: (3\.\d+)", text))}
+    assert promised == set(re.findall(r'"(3\.\d+)"', (ROOT / ".github/workflows/ci.yml").read_text()))
 
 
 def _versions(requirements, operator):
     """The version that each requirement names by an operator, by package; of those that do not, none."""
-    parsed = [Requirement(text) for text in requirements]
+    parsed = [one for one in map(Requirement, requirements) if one.marker is None or one.marker.evaluate()]
     named = [(one.name.lower(), part) for one in parsed for part in one.specifier if part.operator == operator]
     return {name: Version(part.version) for name, part in named}
 
