@@ -20,7 +20,7 @@ NAMES = {
     os: "O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NOFOLLOW O_NONBLOCK O_SYNC chown fchdir fchmod fchown fdatasync "
     "fork forkpty getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getsid getuid killpg lchown "
     "lockf mkfifo mknod nice openpty pipe2 posix_fallocate posix_spawn pread preadv pwrite pwritev readv "
-    "register_at_fork sched_getaffinity sendfile setpgid setsid setuid sync sysconf uname wait3 wait4 waitid writev",
+    "register_at_fork sched_getaffinity setpgid setsid setuid sync sysconf uname wait3 wait4 waitid writev",
     signal: "SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGXFSZ "
     "SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm pause pthread_kill pthread_sigmask setitimer sigwait",
     socket: "AF_UNIX",
