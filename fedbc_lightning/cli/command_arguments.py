@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "partition": "show how the data is split over the clients",
     "plan": "tell time, memory, disk and bytes of a run, or of a study, before it starts",
     "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
+    "verify": "work a client's round out again from its kept messages, and compare",
 }
 
 # The commands on runs that are made or read as a whole, each with a description in one line

@@ -44,7 +44,10 @@ DETAILS = {
     "plan": "It takes a few steps of the run's own clients, and writes nothing; times are rough. The config is one of "
     "fit, or a study, as for compare. A key of a config file is an option here.",
 }
-USAGES = {"export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"}
+USAGES = {
+    "export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]",
+    "verify": "--ckpt_path RUN --client CLIENT --round ROUND",
+}
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -141,7 +144,7 @@ class FederatedCLI(private_cli.OpenCLI):
         built = {"model", "datamodule", "algorithm"}
         return {
             "fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"},
-            "plan": built,
+            "plan": built, "verify": built,
         }  # fmt: skip
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -222,15 +225,16 @@ class FederatedCLI(private_cli.OpenCLI):
 
     def _needed_config(self) -> Namespace:
         """Return the config: for ``partition`` the data's part only, for ``export`` without processes and loggers."""
-        if self.subcommand not in ("partition", "export", "plan"):
+        if self.subcommand not in ("partition", "export", "plan", "verify"):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
         off: dict[str, Any] = {"enable_progress_bar": False, "logger": False}
-        if self.subcommand == "export":  # runs nothing, and keeps the model on the CPU
-            off |= {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1, "callbacks": None}
-        if self.subcommand == "partition":
+        if self.subcommand in ("export", "verify"):  # runs nothing, and keeps the model on the CPU
+            off |= {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1}
+        if self.subcommand in ("partition", "export"):  # a callback may change what a client sends
             off["callbacks"] = None
+        if self.subcommand == "partition":
             for key in ("model", "algorithm", "optimizer", "lr_scheduler"):
                 section.pop(key, None)
         section["trainer"].update(Namespace(**off))
@@ -269,7 +273,9 @@ class FederatedCLI(private_cli.OpenCLI):
             return
         built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
-        if command == "export":
+        if command == "verify":
+            print(printable(self.result))
+        elif command == "export":
             print(printable(url_of(self.result) or self.result))
         elif command == "plan":
             self.result.start_seconds += built - self._started

@@ -48,10 +48,13 @@ class Backend(ABC):
         keeps_rows: Whether the clients' vectors stay with the clients, which then have a worker of their own; else
             they lie at the server and travel with the messages.
         clients_per_message: Largest number of clients in a message.
+        keep_messages: Whether all messages of a run are kept in its folder, so that ``fedbc-cli verify`` can work out
+            a client's round again.
     """
 
     keeps_rows: bool = False
     clients_per_message: int = 1
+    keep_messages: bool = False
 
     @abstractmethod
     def open(self, make_worker: Callable[[], Worker]) -> None:

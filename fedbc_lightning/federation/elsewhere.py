@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
 from fedbc_lightning.data.datamodule import SPLITS
@@ -30,6 +32,7 @@ from fedbc_lightning.federation.messages import (
     decode,
     encode,
     form_of,
+    hash_of,
 )
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.round_results import TrainedShare
@@ -173,16 +176,22 @@ def cohort_of(federation: Federation, up: Up) -> Cohort:
     return cohort
 
 
+def folder_of(run_folder: str | Path, round: int) -> Path:
+    """Return the folder in which the messages of a round are kept."""
+    return Path(run_folder, "messages", f"{round:06d}")
+
+
 class Elsewhere:
     """Has the clients of rounds trained by a backend.
 
     Args:
         federation: The federation at the server.
         backend: It carries the messages.
+        run_folder: Tells the run folder, where messages are kept if the backend asks for that.
     """
 
-    def __init__(self, federation: Federation, backend: Backend) -> None:
-        self._federation, self._backend = federation, backend
+    def __init__(self, federation: Federation, backend: Backend, run_folder: Callable[[], str | None]) -> None:
+        self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
 
     def train(self, participants: Participants, sums: Sums) -> TrainedShare:
@@ -206,6 +215,7 @@ class Elsewhere:
             local = participants.late.get(server.ids[group[0]])
             down = encode(down_of(federation, group, local, self._backend.keeps_rows))
             asks.append(Ask([server.ids[k] for k in group], sum(steps[k] for k in group), down))
+        self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         federation.bench.work.start_round(len(server.ids))
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
         written, waiting, next_index = list[str](), dict[int, bytes | Lost](), 0
@@ -216,14 +226,17 @@ class Elsewhere:
                 ask, answer = asks[next_index], waiting.pop(next_index)
                 up = self._read(ask, groups[next_index], answer)
                 next_index += 1
-                if up is None:
+                if up is None or isinstance(answer, Lost):
                     participants.missing.update(dict.fromkeys(ask.clients, "absent"))
                     continue
                 federation.bench.work.begin(ask.clients, ask.num_steps)
                 federation.bench.work.num_steps += sum(up.steps)
                 written += up.written
                 if not up.written:
+                    self._keep(**{f"{next_index - 1}.up": answer})
                     cohort = cohort_of(federation, up)
+                    for record in cohort.records:
+                        record |= {"hash_down": hash_of(start, ask.down), "hash_up": hash_of(answer)}
                     federation.take(cohort, sums)
                     records += zip(up.positions, cohort.records, strict=True)
                     federation.take_counters(counters, cohort)
@@ -234,6 +247,15 @@ class Elsewhere:
                 f"{federation.algorithm} needs all of them; the state of the round before is kept."
             )
         return TrainedShare(records, counters, list(dict.fromkeys(written)))
+
+    def _keep(self, **messages: Any) -> None:
+        """Write messages of the round into the run folder, by their names, if that is asked for."""
+        folder = self._run_folder()
+        if self._backend.keep_messages and folder is not None:
+            place = folder_of(folder, self._federation.server.round)
+            make_folder(place)
+            for name, message in messages.items():
+                write(place / name, message)
 
     def _groups(self, participants: Participants) -> list[list[int]]:
         """Return the positions of the clients of each message."""

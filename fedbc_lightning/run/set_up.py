@@ -69,7 +69,7 @@ def set_up(
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
     if settings.backend is not None and request.fn == TrainerFn.FITTING:
-        federation.train_elsewhere = Elsewhere(federation, settings.backend).train
+        federation.train_elsewhere = Elsewhere(federation, settings.backend, lambda: progress.log_dir).train
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )
@@ -107,7 +107,7 @@ def make_shim(view: RunView, fabric: Fabric, request: Request) -> ModuleTrainer:
     """
     settings = view.settings
     shim = ModuleTrainer(
-        view, datamodule=request.datamodule, is_global_zero=fabric.is_global_zero,
+        view, datamodule=request.datamodule, is_global_zero=view.is_global_zero,
         # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
         global_rank=fabric.global_rank, local_rank=fabric.local_rank, precision=settings.precision,
         default_root_dir=str(settings.default_root_dir), accumulate_grad_batches=settings.accumulate_grad_batches,

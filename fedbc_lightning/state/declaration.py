@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # Columns that ``clients.csv`` may have for every method
 COLUMNS = (
     "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
-    "seconds", "staleness",
+    "seconds", "staleness", "hash_down", "hash_up",
 )  # fmt: skip
 
 # Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones

@@ -38,6 +38,8 @@ class ClientRound(RunView):
         settings: The settings of the run.
     """
 
+    is_global_zero = False  # as a process beside the first one: callbacks write no files of the run here
+
     def __init__(
         self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
         settings: RunSettings,

@@ -18,7 +18,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.devices import prepare_deterministic
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import global_seed, preserved_globals
 from fedbc_lightning.data import SitesDataModule
 from fedbc_lightning.federation.elsewhere import ask_for_facts
@@ -27,6 +29,7 @@ from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.run.beginning import begin, prepare
 from fedbc_lightning.run.evaluation_hooks import evaluate_once
+from fedbc_lightning.run.folder import run_of
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.processes import run_in_processes
 from fedbc_lightning.run.round_loop import RoundLoop
@@ -44,6 +47,7 @@ from fedbc_lightning.trainer.arguments import (
     with_callbacks_of,
 )
 from fedbc_lightning.trainer.client_round import ClientRound
+from fedbc_lightning.trainer.verification import verify
 
 # Modules that a run of this process has trained
 _TRAINED: WeakSet[LightningModule] = WeakSet()
@@ -205,6 +209,45 @@ class FederatedTrainer(RunView):
             check_out(file, force=force)
         task = partial(export, client=client, out=file, force=force)
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, task)
+
+    def verify(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        algorithm: FederatedAlgorithm,
+        ckpt_path: str | os.PathLike,
+        client: str | int,
+        round: int,
+    ) -> str:
+        """Work a client's round out again from the messages that a backend with ``keep_messages`` has kept.
+
+        Args:
+            model: The LightningModule, as for :meth:`fit`.
+            datamodule: The FederatedDataModule, as for :meth:`fit`.
+            algorithm: The federated algorithm, as for :meth:`fit`.
+            ckpt_path: A checkpoint of the run (on the command line also its folder).
+            client: The client: a name, or else a number from 0 to N - 1.
+            round: The round.
+
+        Returns:
+            A line that says how the answer agrees with what the client has sent: bit for bit, or how well.
+
+        Raises:
+            ConfigurationError: There are no such messages, or the client has sent something else.
+        """
+        check_datamodule(datamodule, model)
+        data: Any = datamodule
+        folder = run_of(Path(ckpt_path))
+        if folder is None:
+            raise ConfigurationError(f"ckpt_path: '{ckpt_path}' is in no run folder, which has the messages.")
+        with preserved_globals(self._fabric.device):
+            worker = ClientRound(model, data, algorithm, self.settings)
+            try:
+                names = worker.federation.datamodule.client_names
+                (number,) = find_clients([client], worker.federation.datamodule.num_clients, names, "client")
+                return verify(worker, folder, number, round)
+            finally:
+                worker.close()
 
     def plan(
         self,

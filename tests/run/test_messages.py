@@ -34,7 +34,7 @@ BROKEN = {
     "empty": lambda data, others: b"",
     "noise": lambda data, others: random.Random(0).randbytes(5000),
     "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, None, [-1])),
-    "of another version": lambda data, others: data.replace(b'"version":"1"', b'"version":"2"'),
+    "of another version": lambda data, others: data.replace(b'[\\"1\\", ', b'[\\"2\\", ', 1),
     "of another run": changed(form="0" * 16),
     "of another round": changed(round=7),
     "of an unknown client": changed(clients=[99]),
@@ -116,7 +116,7 @@ def test_a_server_without_data_asks_the_clients_and_ends_with_the_same_bits(tmp_
         trainer = make_trainer(tmp_path / str(backend), backend=backend, clients_per_round=2, eval_every_n_rounds=0)
         trainer.fit(make_model(), data, copy.deepcopy(algorithm))
         numbers = {split: data.num_samples(split).tolist() for split in ("train", "val", "test")}
-        rows = trainer.result.clients.to_dict("list")
+        rows = trainer.result.clients.drop(columns=["hash_down", "hash_up"], errors="ignore").to_dict("list")
         ended.append((trainer.server.z, numbers, data.label_histogram().tolist(), rows))
     assert_equal_trees(*ended)
 
