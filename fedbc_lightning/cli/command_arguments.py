@@ -25,6 +25,12 @@ SUBCOMMANDS = {
     "verify": "work a client's round out again from its kept messages, and compare",
 }
 
+# The commands on one run that has been made, with the options by which it is asked for
+OF_A_RUN = {
+    "export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]",
+    "verify": "--ckpt_path RUN --client CLIENT --round ROUND",
+}
+
 # The commands on runs that are made or read as a whole, each with a description in one line
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
@@ -79,8 +85,8 @@ def prepare_arguments(words: list[str]) -> list[str]:
         if config is not None:
             check_trusted(config)
             words[1:1] = ["--config", str(config)]
-    elif words[0] == "export" and not configs and not any(word == "-h" or "help" in word for word in words):
-        raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")
+    elif words[0] in OF_A_RUN and not configs and not any(word == "-h" or "help" in word for word in words):
+        raise UsageError(f"which run? {PROG} {words[0]} {OF_A_RUN[words[0]]}")
     return words
 
 

@@ -20,7 +20,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.cli.class_help import show_class_help
 from fedbc_lightning.cli.classes import import_object, name_classes, rewritten_configs
-from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, prepare_arguments
+from fedbc_lightning.cli.command_arguments import OF_A_RUN, PROG, SUBCOMMANDS, prepare_arguments
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import EITHER, SECTION_TITLES, FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
@@ -43,10 +43,6 @@ DETAILS = {
     "otherwise; it runs on the CPU.",
     "plan": "It takes a few steps of the run's own clients, and writes nothing; times are rough. The config is one of "
     "fit, or a study, as for compare. A key of a config file is an option here.",
-}
-USAGES = {
-    "export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]",
-    "verify": "--ckpt_path RUN --client CLIENT --round ROUND",
 }
 
 
@@ -168,7 +164,7 @@ class FederatedCLI(private_cli.OpenCLI):
         group = parser.add_subcommands()
         for name in [self._command] if self._command else self.subcommands():  # a parser takes 0.1 s to build
             description = f"{SUBCOMMANDS[name].capitalize()}. {DETAILS.get(name, OPTIONS_OF_CONFIGS)}"
-            usage = f"{PROG} {name} {USAGES.get(name, '[--config FILE]... [--SECTION.KEY VALUE]...')}"
+            usage = f"{PROG} {name} {OF_A_RUN.get(name, '[--config FILE]... [--SECTION.KEY VALUE]...')}"
             options = {"description": description, "usage": usage, **kwargs.get(name, {})}
             owner: Any = type(self) if name == "partition" else self.trainer_class
             command = self.command_parser(owner, name, **options)

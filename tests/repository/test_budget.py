@@ -27,7 +27,7 @@ BUDGETS = {
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
-    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_464,
+    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_480,
     # As much test as package: more costs every change, and time in CI.
     ("tests",): 24_190,
 }

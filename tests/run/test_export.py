@@ -257,7 +257,7 @@ MISTAKES = [
     (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is there already; give another file"),
     (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give names, or numbers from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
-    ("", 2, "which model? fedbc-cli export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]"),
+    ("", 2, "which run? fedbc-cli export --ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"),
     ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
     ("--ckpt_path there.ckpt", 2, "no config.yaml beside the run of --ckpt_path there.ckpt"),
     ("--ckpt_path there.ckpt --config boring.yaml", 1, "ckpt_path: 'there.ckpt' was not written by fedbc_lightning."),
