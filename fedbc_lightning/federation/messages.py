@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 import safetensors.torch as safetensors
+import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 
 # Version of these messages; a server and its clients must speak the same
 VERSION = "1"
+
+# Least number of elements of a vector that is shortened, and most distinct numbers of one that is sent by their index
+LEAST_SHORTENED, MOST_DISTINCT = 1024, 256
 
 Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts")
 
@@ -140,15 +145,17 @@ def encode(message: RoundStart | Down | Up | Facts) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     places: dict[tuple[Any, ...], str] = {}
+    ways: dict[str, str] = {}
 
     def plain(value: Any) -> Any:
         if isinstance(value, Tensor):
             # One model under two names, such as w and the row that a client keeps of it, travels once.
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
             name = places.setdefault(place, str(len(places)))
-            if name not in tensors:
-                tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-            return {"tensor": name}
+            if name not in ways:
+                ways[name], parts = _shortened(value.detach().to("cpu", copy=True).contiguous())
+                tensors.update({f"{name}.{k}": part for k, part in enumerate(parts)})
+            return {"tensor": [ways[name], name, list(value.shape)]}
         if isinstance(value, dict):
             return {"items": [[plain(key), plain(item)] for key, item in value.items()]}
         if isinstance(value, (tuple, frozenset, set)):
@@ -185,7 +192,9 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
             return value
         ((name, items),) = value.items()
         if name == "tensor":
-            return tensors[items]
+            way, name, shape = items
+            parts = [f"{name}.{k}" for k in range(2)]
+            return _whole(way, [tensors[part] for part in parts if part in tensors], shape)
         return dict(map(whole, items)) if name == "items" else makers[name](map(whole, items))
 
     try:
@@ -202,6 +211,38 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
         raise
     except Exception as error:  # whatever a stranger sends
         raise MessageError(f"no message of this kind ({type(error).__name__})") from None
+
+
+def _shortened(values: Tensor) -> tuple[str, list[Tensor]]:
+    """Return a way and the tensors from which :func:`_whole` makes the same bits; a coded vector takes about its code.
+
+    A float32 vector becomes its nonzero elements and their places (TopK), the upper halves of its numbers if the lower
+    ones are 0 (BFloat16), or its distinct numbers and which of them each element is (QSGD, Float8, Sign).
+    """
+    if values.dtype != torch.float32 or values.numel() < LEAST_SHORTENED:
+        return "whole", [values]
+    bits = values.view(torch.int32).flatten()
+    if 2 * int(bits.count_nonzero()) < len(bits):
+        places = bits.nonzero()[:, 0]
+        return "nonzero", [values.flatten()[places], places.to(torch.int32)]
+    # The first elements tell of most vectors that they cannot be shortened.
+    if not any(bool((part & 0xFFFF).any()) for part in (bits[:LEAST_SHORTENED], bits)):
+        return "halves", [(bits >> 16).to(torch.int16)]
+    if len(bits[:LEAST_SHORTENED].unique()) <= MOST_DISTINCT:
+        distinct, which = bits.unique(return_inverse=True)
+        if len(distinct) <= MOST_DISTINCT:
+            return "distinct", [distinct.view(torch.float32), which.to(torch.uint8)]
+    return "whole", [values]
+
+
+def _whole(way: str, parts: list[Tensor], shape: list[int]) -> Tensor:
+    """Return the tensor of a shape that was shortened in a way."""
+    first = parts[0]
+    if way == "nonzero":
+        return torch.zeros(math.prod(shape)).index_put_((parts[1].long(),), first).reshape(shape)
+    if way == "halves":
+        return (first.to(torch.int32) << 16).view(torch.float32).reshape(shape)
+    return (first[parts[1].long()] if way == "distinct" else first).reshape(shape)
 
 
 def hash_of(*messages: bytes) -> str:

@@ -18,6 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import ClientSampler
+from fedbc_lightning.server.codecs import QSGD, BFloat16, Float8, Sign, TopK
 from fedbc_lightning.trainer.client_round import ClientRound
 
 BAD = 2
@@ -124,6 +125,18 @@ def test_a_server_without_data_asks_the_clients_and_ends_with_the_same_bits(tmp_
 def test_data_elsewhere_need_a_backend(tmp_path):
     with pytest.raises(ConfigurationError, match="data are elsewhere; give trainer"):
         make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())
+
+
+@pytest.mark.parametrize(
+    ("codec", "most"), [(TopK(0.1), 0.21), (QSGD(4), 0.28), (Sign(), 0.28), (BFloat16(), 0.52), (Float8(), 0.28)]
+)
+def test_a_coded_vector_is_short_and_comes_back_bit_for_bit(codec, most):
+    draws = torch.Generator().manual_seed(0)
+    vector = codec.decoded(torch.randn(50_000, generator=draws), draws)
+    vector[5] = -0.0
+    data = encode(RoundStart("form", 1, {"z": vector}, None, 1.0, [], [], {}))
+    assert len(data) < most * vector.nbytes
+    assert torch.equal(decode(data, RoundStart).server["z"].view(torch.int32), vector.view(torch.int32))
 
 
 def test_messages_come_back_as_they_were():
