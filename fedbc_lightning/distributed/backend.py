@@ -47,13 +47,14 @@ class Backend(ABC):
     Attributes:
         keeps_rows: Whether the clients' vectors stay with the clients, which then have a worker of their own; else
             they lie at the server and travel with the messages.
-        clients_per_message: Largest number of clients in a message.
+        clients_per_message: Largest number of clients in a message; None: one, and with the vectorized engine an even
+            share of the clients that it trains together, for each worker.
         keep_messages: Whether all messages of a run are kept in its folder, so that ``fedbc-cli verify`` can work out
             a client's round again.
     """
 
     keeps_rows: bool = False
-    clients_per_message: int = 1
+    clients_per_message: int | None = 1
     keep_messages: bool = False
 
     @abstractmethod
@@ -63,6 +64,10 @@ class Backend(ABC):
         Args:
             make_worker: Makes a worker, from the user's module, data and method as they were given.
         """
+
+    def num_workers(self, num_clients: int) -> int:
+        """Return the number of workers that train ``num_clients`` clients of a round."""
+        return 1
 
     @abstractmethod
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:

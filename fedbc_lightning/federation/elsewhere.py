@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -259,8 +260,12 @@ class Elsewhere:
 
     def _groups(self, participants: Participants) -> list[list[int]]:
         """Return the positions of the clients of each message."""
-        federation, most = self._federation, self._backend.clients_per_message
-        cohorts = federation.cohorts(range(len(federation.server.ids)), participants.late)
+        federation, num_clients = self._federation, len(self._federation.server.ids)
+        cohorts, most = federation.cohorts(range(num_clients), participants.late), self._backend.clients_per_message
+        if most is None:
+            most, num_workers = 1, self._backend.num_workers(num_clients)
+            if federation.engine_kind == "vectorized":
+                most = math.ceil(max(map(len, cohorts)) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
     def _read(self, ask: Ask, positions: Sequence[int], answer: bytes | Lost) -> Up | None:

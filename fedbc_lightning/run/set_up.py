@@ -68,8 +68,8 @@ def set_up(
         settings.buffers, settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved),
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
-    if settings.backend is not None and request.fn == TrainerFn.FITTING:
-        federation.train_elsewhere = Elsewhere(federation, settings.backend, lambda: progress.log_dir).train
+    if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
+        federation.train_elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir).train
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )

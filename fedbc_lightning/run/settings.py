@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
@@ -17,6 +18,7 @@ from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import hash_of_secret
 from fedbc_lightning.distributed.backend import Backend
+from fedbc_lightning.distributed.ray_backend import Ray
 from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.participation import ClientSampler, Stragglers, UniformSampler
@@ -85,7 +87,8 @@ class RunSettings:
             threads do not survive a fork.
         devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
         num_nodes: Number of machines.
-        backend: Who trains the clients of rounds in place of this process: an object of your own class on
+        backend: Who trains the clients of rounds in place of this process: ``ray``, or
+            :class:`~fedbc_lightning.distributed.ray_backend.Ray` with its options, or an object of your own class on
             :class:`~fedbc_lightning.distributed.backend.Backend`; None: this process, or those of ``devices``. The
             numbers are the same. See ``docs/howto/backends.md``.
         max_restarts: Number of times that a run of several processes on this machine goes on from its last checkpoint
@@ -152,7 +155,7 @@ class RunSettings:
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
     num_nodes: Annotated[Count, FREE] = 1
-    backend: Annotated[Backend | None, FREE] = None
+    backend: Annotated[Literal["ray"] | Backend | None, FREE] = None
     max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
     deterministic: bool | Literal["warn"] | None = None
@@ -197,6 +200,22 @@ class RunSettings:
             self.privacy.sampler(self.sampler)  # raises unless it samples each client independently
         if self.local_steps is None:
             self.local_epochs = self.local_epochs or 1
+        if self.backend is not None:
+            self._check_backend()
+
+    def _check_backend(self) -> None:
+        """Leave one process for the server, and refuse what asks for more."""
+        self.devices = 1 if self.devices == "auto" else self.devices
+        is_one = self.devices in (1, "1") or (isinstance(self.devices, list) and len(self.devices) == 1)
+        used = {
+            "devices": not is_one, "strategy": self.strategy != "auto", "num_nodes": self.num_nodes > 1,
+            "max_restarts": self.max_restarts > 0,
+        }  # fmt: skip
+        for name in (name for name, is_set in used.items() if is_set):
+            raise ConfigurationError(
+                f"trainer.{name}: got {getattr(self, name)}; with trainer.backend the run is one process, and the "
+                "backend has the others. Leave it out."
+            )
 
     @property
     def local(self) -> LocalTraining:
@@ -215,6 +234,11 @@ class RunSettings:
     def chosen_sampler(self) -> ClientSampler:
         """The rule that samples the clients of a round: that of the user, of ``privacy``, or uniform sampling."""
         return self.privacy.sampler(self.sampler) if self.privacy is not None else self.sampler or UniformSampler()
+
+    @cached_property
+    def chosen_backend(self) -> Backend | None:
+        """Who trains the clients of rounds in place of this process."""
+        return Ray() if self.backend == "ray" else self.backend
 
     @property
     def experiment(self) -> Path:

@@ -314,13 +314,13 @@ class FederatedTrainer(RunView):
     @contextmanager
     def _backend_open(self, request: Request) -> Iterator[None]:
         """Let the backend, if there is one, have the module, data and method as they were given."""
-        backend = self.settings.backend if request.fn == TrainerFn.FITTING else None
+        backend = self.settings.chosen_backend if request.fn == TrainerFn.FITTING else None
         if backend is None:
             yield
             return
         given = request.model, request.datamodule, request.algorithm
         seed = global_seed() if self.settings.seed is None else self.settings.seed
-        backend.open(partial(ClientRound, *given, replace(self.settings, seed=seed)))
+        backend.open(partial(ClientRound, *given, replace(self.settings, seed=seed, backend=None, logger=False)))
         try:
             if isinstance(request.datamodule, SitesDataModule):
                 ask_for_facts(backend, request.datamodule)

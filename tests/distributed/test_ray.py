@@ -1,0 +1,236 @@
+"""Ray: a run has the bits of one process, whoever trains whom and whichever actor is lost; it leaves no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from threading import Event
+
+import psutil
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer
+from helpers.command_line import TINY
+from helpers.programs import fresh, wait_until
+from lightning.pytorch import Callback
+from torch import nn
+
+from fedbc_lightning import FedAvg, FedBC
+from fedbc_lightning.algorithms import SCAFFOLD, Ditto
+from fedbc_lightning.core.errors import ConfigurationError, notes_of
+from fedbc_lightning.distributed.heartbeat import LostProcessError
+from fedbc_lightning.distributed.ray_backend import Ray
+from fedbc_lightning.federation.coding import Codecs
+from fedbc_lightning.server.codecs import TopK
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+pytestmark = pytest.mark.distributed
+
+
+class Kept(Ray):
+    """Its actors serve one run after another: to start one takes three seconds."""
+
+    def open(self, make_worker):
+        if not hasattr(self, "_ray"):
+            super().open(make_worker)
+            return
+        actors, self._maker = self._actors, ray.put(ray.cloudpickle.dumps(make_worker))
+        self._free = []
+        self._running = {actor.begin.remote([self._maker], sys.path): (actor, None) for actor in actors}
+        while len(self._actors) < 2:
+            self._add()
+        ray.wait([*self._running], num_returns=2)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two actors on this machine."""
+    backend = Kept(num_actors=2)
+    yield backend
+    Ray.close(backend)
+
+
+class Dropping(BoringModel):
+    """Draws random numbers while it trains, and has buffers; its optimizer has momentum."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.net = nn.Sequential(self.net, nn.Dropout(0.3), nn.Linear(3, 3))
+
+
+class Acts(Callback):
+    """Notes which process trains; the first one is slow, one is killed, or a client raises."""
+
+    def __init__(self, folder, slow=False, kills=None, always=False, raises=None):
+        self.folder, self.slow, self.kills, self.always, self.raises = folder, slow, kills, always, raises
+
+    def on_client_start(self, trainer, pl_module, client):
+        first, me = self.folder / "first", str(os.getpid())
+        with (self.folder / "processes").open("a") as file:
+            file.write(f"{me}\n")
+        if not first.exists():
+            first.write_text(me)
+        if self.slow and first.read_text() == me:
+            Event().wait(0.1)
+        killed = self.folder / "killed"
+        if client == self.kills and trainer.current_round == 2 and (self.always or not killed.exists()):
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if client == self.raises:
+            raise UnwieldyError("data", "broken")
+
+
+class UnwieldyError(KeyError):
+    """pickle cannot read back what it writes of it."""
+
+    def __init__(self, what, how):
+        super().__init__(f"{what} are {how}")
+
+
+def fit(root, backend, algorithm, ckpt_path=None, model=Dropping, **options):
+    trainer = make_trainer(root, **{"backend": backend, "clients_per_round": 5, **options})
+    trainer.fit(make_model(model), BoringData(), algorithm, ckpt_path)
+    return trainer
+
+
+def state(trainer):
+    store = trainer.clients
+    rows = {name: [store.vector(name, k) for k in range(6)] for name in store.names if name not in store.scalar_names}
+    return {"server": trainer.server.values, "rows": rows} | {name: store.scalar(name) for name in store.scalar_names}
+
+
+METHODS = {
+    "FedBC": (FedBC, {"dual_lr": 0.1}, {}),
+    "FedAvg": (FedAvg, {}, {}),
+    "SCAFFOLD": (SCAFFOLD, {}, {}),
+    "Ditto": (Ditto, {}, {}),
+    "TopK": (FedAvg, {}, {"codec": Codecs(up=TopK(0.2))}),
+    "vectorized": (FedBC, {"dual_lr": 0.1}, {"engine": "vectorized", "model": Linear}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_actors_equal_one_process_bit_for_bit(tmp_path, two, name):
+    method, arguments, options = METHODS[name]
+    here, there = (fit(tmp_path / str(k), k, method(**arguments), **options) for k in (None, two))
+    if name == "vectorized":  # their cohorts have other sizes
+        torch.testing.assert_close(there.server.z, here.server.z, rtol=1e-5, atol=1e-6)
+    else:
+        assert_equal_trees(state(there), state(here))
+
+
+def test_an_actor_that_is_killed_costs_nothing(tmp_path, two, caplog):
+    """Client 5 kills the actor that trains it in round 2; then a run without Ray goes on, and one with it again."""
+    here = fit(tmp_path / "here", None, SCAFFOLD(), max_rounds=4, clients_per_round=6)
+    folder = tmp_path / "there"
+    fit(folder, two, SCAFFOLD(), max_rounds=2, clients_per_round=6, callbacks=Acts(tmp_path, kills=5))
+    (line,) = [line for line in caplog.messages if "was lost" in line]
+    assert line == (
+        "An actor with client 5 was lost (The actor is dead because its worker process has died); another one takes "
+        "its place."
+    )
+    for backend, rounds in ((None, 3), (two, 4)):
+        there = fit(folder, backend, SCAFFOLD(), "last", max_rounds=rounds, clients_per_round=6)
+    assert_equal_trees(state(there), state(here))
+
+
+def test_a_client_that_kills_every_actor_ends_the_run(tmp_path, two):
+    with pytest.raises(LostProcessError, match="3 actors were lost one after another with client 5: The actor is dead"):
+        fit(tmp_path, two, FedAvg(), clients_per_round=6, callbacks=Acts(tmp_path, kills=5, always=True))
+
+
+def test_the_actor_that_is_free_takes_the_next_client(tmp_path, two):
+    fit(tmp_path, two, FedAvg(), clients_per_round=6, callbacks=Acts(tmp_path, slow=True))
+    slow, others = (tmp_path / "first").read_text(), (tmp_path / "processes").read_text().split()
+    assert len(others) == 18
+    assert 3 <= others.count(slow) < 9
+
+
+def test_an_error_of_a_client_is_that_of_fit(tmp_path, two):
+    found = []
+    for backend in (None, two):
+        with pytest.raises((UnwieldyError, RuntimeError), match="data are broken") as error:
+            fit(tmp_path / str(backend), backend, FedAvg(), clients_per_round=6, callbacks=Acts(tmp_path, raises=4))
+        found.append(error.value)
+    assert notes_of(found[1]) == notes_of(found[0]) != []
+    assert "raise UnwieldyError" in str(found[1].__cause__)
+
+
+SLOW = """\
+import os
+from threading import Event
+from lightning.pytorch import Callback
+
+
+class Slow(Callback):
+    def on_client_start(self, trainer, pl_module, client):
+        if trainer.current_round == 3:
+            with open("processes", "a") as file:
+                print(os.getpid(), file=file)
+            Event().wait(600)
+"""
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly(reason="the same handler takes it")),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly(reason="nothing of ours is left that could run")),
+    ],
+)
+def test_a_signal_ends_the_run_and_leaves_no_process(project, number):
+    """In round 3 all actors are busy for ten minutes; Ctrl-C of a terminal reaches all processes of the session."""
+    (project / "slow.py").write_text(SLOW)
+    (project / "tiny.yaml").write_text(TINY)
+    words = ["--trainer.backend", "Ray", "--trainer.backend.num_actors", "2", "--trainer.callbacks", "slow.Slow"]
+    command = ["-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", "--trainer.max_rounds", "9", *words]
+    with fresh(command, project) as program:
+        wait_until(lambda: len(read(project)) == 2, program)
+        started = psutil.Process(program.pid).children(recursive=True)
+        assert len(started) > 5
+        if number == signal.SIGINT:
+            os.killpg(program.pid, number)
+        else:
+            os.kill(program.pid, number)
+        done = program.finish(60)
+    wait_until(lambda: not any(is_alive(process.pid) for process in started))
+    assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number), done.stderr
+    assert "Traceback" not in done.stderr
+    if number != signal.SIGKILL:
+        last = torch.load(project / "runs/tiny/FedAvg-0/checkpoints/last.ckpt", weights_only=True)
+        assert last["fedbc_lightning"]["round"] == 2
+
+
+def read(project):
+    path = project / "processes"
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 2}, "trainer.devices: got 2; with trainer.backend the run is one process"),
+        ({"strategy": "ddp_spawn"}, "trainer.strategy: got ddp_spawn"),
+        ({"num_nodes": 2}, "trainer.num_nodes: got 2"),
+        ({"max_restarts": 1}, "trainer.max_restarts: got 1"),
+        ({"backend": "rey"}, "trainer.backend: got 'rey'; give"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path, **{"backend": "ray", **options})
+    with pytest.raises(ConfigurationError, match="num_actors: got 0"):
+        Ray(num_actors=0)
