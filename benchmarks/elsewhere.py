@@ -122,7 +122,7 @@ def ray_killed(words: list[str], folder: Path) -> None:
 
     def kill(program: subprocess.Popen) -> None:
         in_round(folder, KILLED_IN)
-        next(children(program, "ray::")).send_signal(signal.SIGKILL)
+        next(children(program, "ray::_Actor")).send_signal(signal.SIGKILL)
 
     ray(words, folder, kill)
 

@@ -155,7 +155,7 @@ class RunSettings:
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
     num_nodes: Annotated[Count, FREE] = 1
-    backend: Annotated[Literal["ray"] | Backend | None, FREE] = None
+    backend: Annotated[Backend | Literal["ray"] | None, FREE] = None
     max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
     deterministic: bool | Literal["warn"] | None = None

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer
-from helpers.command_line import TINY
+from helpers.command_line import TINY, run_cli
 from helpers.programs import fresh, wait_until
 from lightning.pytorch import Callback
 from torch import nn
@@ -138,6 +138,7 @@ def test_an_actor_that_is_killed_costs_nothing(tmp_path, two, caplog):
     assert_equal_trees(state(there), state(here))
 
 
+@pytest.mark.nightly(reason="three actors start for it, for seconds")
 def test_a_client_that_kills_every_actor_ends_the_run(tmp_path, two):
     with pytest.raises(LostProcessError, match="3 actors were lost one after another with client 5: The actor is dead"):
         fit(tmp_path, two, FedAvg(), clients_per_round=6, callbacks=Acts(tmp_path, kills=5, always=True))
@@ -183,13 +184,10 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.nightly(reason="a cluster of its own starts for each, for twenty seconds of CPU time")
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly(reason="the same handler takes it")),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly(reason="nothing of ours is left that could run")),
-    ],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
 )
 def test_a_signal_ends_the_run_and_leaves_no_process(project, number):
     """In round 3 all actors are busy for ten minutes; Ctrl-C of a terminal reaches all processes of the session."""
@@ -232,5 +230,10 @@ def read(project):
 def test_what_has_no_meaning_is_refused(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path, **{"backend": "ray", **options})
-    with pytest.raises(ConfigurationError, match="num_actors: got 0"):
-        Ray(num_actors=0)
+
+
+def test_a_bad_option_is_one_line(project, capsys):
+    words = ["--trainer.backend", "Ray", "--trainer.backend.num_actors", "0"]
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 1
+    line = "fedbc-cli: error: trainer.backend: Ray.num_actors: got 0; give a whole number >= 1 or null."
+    assert capsys.readouterr().err.strip() == line
