@@ -19,8 +19,6 @@ class FederatedAlgorithm:
     A method never indexes clients, loops over them or asks which engine runs it.
 
     Attributes:
-        vectors_down: Number of model-sized vectors that a client receives in an exchange, without those that the
-            server's parts declare; the first vector comes with the buffers.
         vectors_up: Number of model-sized vectors that a client sends in an exchange, without those that the server's
             parts declare; the first vector comes with the buffers.
         sends_update: Whether the clients train the shared model from the z that they receive, so that what they send is
@@ -39,7 +37,6 @@ class FederatedAlgorithm:
             clients start, and other updates arrive (``server.arrivals``). None: a round waits for its own clients.
     """
 
-    vectors_down: int = 1
     vectors_up: int = 1
     scalars_up: int = 1
     sends_update: bool = True

@@ -190,7 +190,7 @@ class Federation:
         if not algorithm.trains_pooled:
             exchanges = methods.checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(self.server))
         first_down, first_up = self.channel.bytes(num_parameters, size)
-        more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
+        more_down = len(self.declaration.server_vectors.keys() & self.declaration.for_clients)
         more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
         # Only the first vector passes the channel's codes, and it comes with the buffers; the others of a method
         # (SCAFFOLD's c) travel as they are.

@@ -98,7 +98,6 @@ class ServerCallback:
         needs_rows: Whether the server's half reads or writes clients' vectors, so that these cannot stay with clients
             elsewhere.
         vectors_up: Number of vectors that a client sends for this part in addition to its model.
-        vectors_down: Number of vectors that a client receives for this part in addition to the model.
         forms_z: Whether this part computes z from the clients' models.
         follows_aggregation: Whether this part changes the z that a part before it has staged.
     """
@@ -107,7 +106,6 @@ class ServerCallback:
     messages: tuple[str, ...] = ()
     needs_rows: bool = False
     vectors_up: int = 0
-    vectors_down: int = 0
     forms_z: bool = False
     follows_aggregation: bool = False
 

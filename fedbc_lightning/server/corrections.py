@@ -25,7 +25,6 @@ class ControlVariates(ServerCallback):
     """
 
     vectors_up = 1
-    vectors_down = 1
 
     def __init__(self, gradient_mean: bool) -> None:
         self.gradient_mean = gradient_mean
@@ -118,7 +117,6 @@ class MeanMessage(ServerCallback):
     """
 
     vectors_up = 1
-    vectors_down = 1
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -110,7 +110,7 @@ class StateDeclaration:
             name: Name of the vector.
             initial: Start value: a number fills the vector, ``"z"`` copies the initial model.
             dtype: Dtype of the vector; None takes the dtype of z.
-            for_clients: Whether clients read it, so that it is sent to clients elsewhere in every round.
+            for_clients: Whether clients read it, so that it is sent to them, and counted, in every round.
         """
         self._claim("server", name)
         self.server_vectors[name] = (initial, dtype)
