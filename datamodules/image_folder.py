@@ -173,9 +173,7 @@ class ImageFolderDataModule(IndexedDataModule):
             with Image.open(path) as file:
                 image = _converted(file, "L" if self.grayscale else "RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ConfigurationError(
-                f"data.root: cannot read the image {str(path)!r} ({error}); mend or delete it"
-            ) from error
+            raise ConfigurationError(f"data.root: cannot read the image '{path}' ({error}); replace it") from error
         if size is not None and image.size != (size, size):
             image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
         # A copy in any case: Pillow's pixels cannot be written, and torch warns of tensors on such memory.

@@ -77,9 +77,8 @@ class VisionDataModule(IndexedDataModule):
         self.download = download
         self.options: dict[str, Any] = {}
         self.augment = transforms.as_augment(self.augments if augment is None else augment, self.usual_augmentation)
-        self.transform = (
-            transforms.Normalize(self.mean, self.std) if transform is None else transforms.WholeBatch(transform)
-        )
+        usual = transforms.Normalize(self.mean, self.std)
+        self.transform = usual if transform is None else transforms.WholeBatch(transform)
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 ``(M, C, H, W)``, and the classes, int64 ``(M,)``, of a part that torchvision read.

@@ -145,6 +145,7 @@ class FedLiLU(FedAvg):
     def __init__(
         self, server_lr: float = 0.01, server_momentum: float = 0.9, weight_decay: float = 1e-5, **fedavg: Any
     ) -> None:
+        check_arguments(FedLiLU, locals(), "algorithm")
         super().__init__(**fedavg)
         self.scalars_up += 1
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)

@@ -114,6 +114,7 @@ class FedBABU(FedAvg):
     def __init__(
         self, finetune_lr: float = 0.1, finetune_steps: int = 20, finetune_batch_size: int = 500, **fedavg: Any
     ) -> None:
+        check_arguments(FedBABU, locals(), "algorithm")
         super().__init__(**fedavg)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)
 

@@ -5,6 +5,7 @@ An argument states its type, choices and bounds once, in its annotation; :func:`
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -14,7 +15,8 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.origin import is_ours
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
 
     Raises:
         ConfigurationError: Some values are impossible; the message names all of them.
+        TypeError: Neither the class nor a base class has an argument.
 
     Example:
         >>> class FedTwo:
@@ -89,6 +92,12 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
         fedbc_lightning.core.errors.ConfigurationError: algorithm.rate: got -1; give a number > 0.
     """
     hints = _hints(owner)
+    if is_ours(owner) and (rest := inspect.getfullargspec(owner).varkw) in values:  # what its base classes take
+        specs = [inspect.getfullargspec(base.__init__) for base in owner.__mro__]  # type: ignore[misc]
+        known = dict.fromkeys(name for spec in specs for name in (*spec.args[1:], *spec.kwonlyargs))
+        for name in values[str(rest)].keys() - known.keys():  # Python's own message would name a base class
+            meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
+            raise TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'; {meant}")
     wrong = [
         f"{section}.{name}: got {_shown(value)}; give {_in_words(hints[name])}."
         for name, value in values.items()

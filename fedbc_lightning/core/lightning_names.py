@@ -85,6 +85,5 @@ if TYPE_CHECKING:
     AnyCallback: TypeAlias = Callback
     AnyLogger: TypeAlias = Logger
 else:
-    AnyModule, AnyDataModule, AnyCallback, AnyLogger = map(
-        _either, (LightningModule, LightningDataModule, Callback, Logger)
-    )
+    _all = LightningModule, LightningDataModule, Callback, Logger
+    AnyModule, AnyDataModule, AnyCallback, AnyLogger = map(_either, _all)

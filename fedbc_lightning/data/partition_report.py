@@ -140,9 +140,8 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
     }
     write(folder / "partition.json", json.dumps(report) + "\n")
     if isinstance(datamodule, IndexedDataModule):
-        datamodule.parts.save(
-            folder / "partition.npz", num_samples=num_items(datamodule.source), label_histogram=histogram
-        )
+        count = num_items(datamodule.source)
+        datamodule.parts.save(folder / "partition.npz", num_samples=count, label_histogram=histogram)
     write(folder / "partition.png", partition_png(datamodule))
     return report
 

@@ -80,9 +80,7 @@ class CodedMessages(ChannelPart):
         """
         algorithm, parts = exchange.algorithm, exchange.server_parts
         vectors = exchange.declaration.client_vectors
-        takers = [
-            type(part).__name__ for part in parts if part.vectors_up or any(name in vectors for name in part.reads)
-        ]
+        takers = [type(each).__name__ for each in parts if each.vectors_up or {*vectors}.intersection(each.reads)]
         # An update divided by its client's steps (FedNova) cannot be added to a memory of other rounds.
         if self._has_memory and any(isinstance(part, NormalizedAverage) for part in parts):
             takers.append("NormalizedAverage beside error feedback")

@@ -113,9 +113,7 @@ class SharedAttributes:
 
     def __init__(self, federation: Federation) -> None:
         user, data = federation.user, federation.datamodule
-        owners: list[tuple[str, Any]] = [
-            (f"model.{name}".rstrip("."), each) for name, each in user.module.named_modules()
-        ]
+        owners: list[tuple[str, Any]] = [(f"model.{k}".rstrip("."), each) for k, each in user.module.named_modules()]
         owners += [(type(each).__name__, each) for each in user.hooks.callbacks if not is_ours(each)]
         owners += [("data", each) for each in {id(each): each for each in (data.users_module, data)}.values()]
         classes = dict.fromkeys(cls for _, owner in owners for cls in type(owner).__mro__)
@@ -140,9 +138,7 @@ class SharedAttributes:
 
     def noted(self) -> Callable[[], None]:
         """Return a function that gives the owners the attributes again that they have now, and what these hold."""
-        noted = [
-            (owner, {key: _noted(value) for key, value in _attributes(owner).items()}) for _, owner in self._owners
-        ]
+        noted = [(owner, {key: _noted(v) for key, v in _attributes(owner).items()}) for _, owner in self._owners]
 
         def put_back() -> None:
             for owner, attributes in noted:
@@ -157,9 +153,8 @@ class SharedAttributes:
 def _attributes(owner: Any) -> dict[str, Any]:
     """Return an owner's attributes that hold values of the user's; of a class, those that are no code."""
     if isinstance(owner, type):
-        return {
-            k: v for k, v in vars(owner).items() if not (k.startswith("__") or callable(v) or hasattr(v, "__get__"))
-        }
+        found = vars(owner).items()
+        return {k: v for k, v in found if not (k.startswith("__") or callable(v) or hasattr(v, "__get__"))}
     return {key: value for key, value in vars(owner).items() if key not in OWN and not key.startswith(FLAT_WEIGHTS)}
 
 

@@ -44,8 +44,7 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     rank_zero_info(
         f"trainer.local_parameters: {layout.num_kept:,} of {layout.num_parameters + layout.num_kept:,} parameters stay "
-        f"with each client ({shown}). No model is everyone's then, so there is no accuracy/global: judge by "
-        "accuracy/local."
+        f"with each client ({shown}). No model is everyone's, so there is no accuracy/global: judge by accuracy/local."
     )
 
 

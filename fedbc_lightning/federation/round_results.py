@@ -118,8 +118,7 @@ def check_records(
         )
     if records and not any("train_loss" in record for record in records) and needs_loss:
         raise ConfigurationError(
-            f"round {server.round}: training_step returned no loss in any step of any client; is a 'return loss' "
-            "missing?"
+            f"round {server.round}: training_step returned no loss in any step of any client; is 'return loss' missing?"
         )
 
 

@@ -163,9 +163,8 @@ class UserModule:
         self.place = ""
         self.keep_modes()
         self.changed_attributes: dict[tuple[str, str], Any] = {}
-        self.takes_index = {
-            name: is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) for name in STEPS
-        }
+        steps = {name: getattr(module, name) for name in STEPS}
+        self.takes_index = {k: is_param_in_hook_signature(step, "batch_idx", min_args=2) for k, step in steps.items()}
 
     def keep_scratch(self) -> None:
         """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
@@ -265,9 +264,7 @@ class UserModule:
         before = self.plain_attributes()
         yield
         now = self.plain_attributes()
-        self.changed_attributes |= {
-            place: value for place, value in now.items() if place not in before or before[place] != value
-        }
+        self.changed_attributes |= {k: value for k, value in now.items() if k not in before or before[k] != value}
 
     def put_attributes_back(self, values: Mapping[tuple[str, str], Any]) -> None:
         """Restore the attributes that hooks of rounds had changed."""

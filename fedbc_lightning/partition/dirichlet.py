@@ -158,9 +158,8 @@ class InnerDirichlet(Partitioner):
     def _draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         check_enough_samples(num_samples, self.num_clients)
         if self.sizes is not None and sum(self.sizes) != num_samples:
-            raise ConfigurationError(
-                f"data.partitioner.sizes: they sum to {sum(self.sizes)}, the data has {num_samples} samples"
-            )
+            found = f"they sum to {sum(self.sizes)}, the data has {num_samples} samples"
+            raise ConfigurationError(f"data.partitioner.sizes: {found}")
         if self.sizes is not None:
             return np.array(self.sizes)
         if self.size_spread:

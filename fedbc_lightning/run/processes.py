@@ -140,10 +140,8 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     vars(rank_zero_only)["rank"] = fabric.global_rank  # a strategy for one process leaves that of the run before
     heartbeat: AbstractContextManager[None] = nullcontext()
     if fabric.world_size > 1:
-        is_fit = request.fn == TrainerFn.FITTING  # only training can be resumed
-        heartbeat = Heartbeat(fabric).held(
-            lambda: how_to_resume(Path(progress.log_dir or "", LAST) if is_fit else None)
-        )
+        fits = request.fn == TrainerFn.FITTING  # only training can be resumed
+        heartbeat = Heartbeat(fabric).held(lambda: how_to_resume(Path(progress.log_dir or "", LAST) if fits else None))
     requeued = slurm.requeued(progress, is_first=fabric.is_global_zero)
     with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         run, result = perform(request, lock)

@@ -89,7 +89,7 @@ class RunRecord:
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Content of ``partition.json``."""
-        return _read(self.folder / "partition.json", json.loads) or {}
+        return _read(self.folder / "partition.json", _partition_of) or {}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -366,6 +366,15 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         content = parse(read(path).decode())
         if parse is not str and not isinstance(content, dict):
             raise ValueError("it is no mapping")
+    return content
+
+
+def _partition_of(text: str) -> Any:
+    """Parse ``partition.json``, whose numbers of samples are drawn."""
+    content = json.loads(text)
+    sizes = (content.get("sizes") if isinstance(content, dict) else None) or {}
+    if not isinstance(sizes, dict) or any(not isinstance(n, list) or {*map(type, n)} - {int} for n in sizes.values()):
+        raise ValueError("its sizes are no lists of whole numbers")
     return content
 
 

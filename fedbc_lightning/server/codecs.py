@@ -141,9 +141,8 @@ class QSGD(Codec):
         width = min(self.bucket_size, size)
         uniform = torch.rand(size, generator=draws, dtype=wide).to(vector.device)
         fill = -size % width
-        values, uniform = (
-            torch.nn.functional.pad(row, (0, fill)).view(-1, width) for row in (vector.to(wide), uniform)
-        )
+        pad = torch.nn.functional.pad
+        values, uniform = (pad(row, (0, fill)).view(-1, width) for row in (vector.to(wide), uniform))
         # Rounded to the precision in which they are sent: the receiver knows no other norm.
         norms = torch.linalg.vector_norm(values, dim=1, keepdim=True).to(vector.dtype).to(wide)
         places = torch.where(norms > 0, values.abs() / norms * self.levels, 0.0)

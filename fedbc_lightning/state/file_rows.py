@@ -256,9 +256,7 @@ class FileRows(RowStorage):
         # NFS shows rows to other nodes only after they are flushed here and the file is opened again there.
         if self._has_several_nodes and self._file is not None:
             self._file.sync()
-        return {
-            name: [(client, value) for client, (_, value) in staged.items()] for name, staged in self._staged.items()
-        }
+        return {name: [(client, v) for client, (_, v) in staged.items()] for name, staged in self._staged.items()}
 
     def import_staged(self, staged: dict[str, Any]) -> None:
         """Note which rows another rank wrote into the file, and their checksums."""
