@@ -22,6 +22,7 @@ from torch import nn
 
 from fedbc_lightning import SCAFFOLD, FedAvg, FederatedTrainer
 from fedbc_lightning.algorithms import FedNova
+from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.recorded import step_recorder
 from module.test_parity import QUIET, fresh, plain
@@ -218,16 +219,28 @@ ACCUMULATING = {
 }
 
 
-@pytest.mark.parametrize("kind", ACCUMULATING)
-def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path, kind):
+RESUMED = [(kind, "last.ckpt", False) for kind in ACCUMULATING]
+RESUMED += [(kind, file, is_same) for kind in ("a rate of evaluations", "a rate read anew", "of a part")
+            for file, is_same in (("last.ckpt", True), ("every.ckpt", False))]  # fmt: skip
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*configure_optimizers.*the run goes on"
+)  # the stopped module has another rate by now
+@pytest.mark.parametrize(("kind", "file", "is_same_module"), RESUMED)
+def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path, kind, file, is_same_module):
+    """From the run's own file or that of ``RoundCheckpoint``, with a new module or the one that was stopped."""
     hooked = type("Hooked", (Accumulating,), ACCUMULATING[kind])
-    whole = fresh(hooked)
+    whole, module = fresh(hooked), fresh(hooked)
     federated(tmp_path / "whole", whole, [], "sequential", 3)
-    for stops_in in (2, 3, None):  # a round that is stopped begins again with its hooks
-        module = fresh(hooked)
+    saves, path = [RoundCheckpoint(None, filename=file, dirpath=tmp_path)], None
+    # A round that is stopped begins again with its hooks; in round 1 no checkpoint holds yet what they had set.
+    for stops_in in (1 if is_same_module else 2, 3, None):
+        module = module if is_same_module else fresh(hooked)
         module.stops_in = stops_in
         with pytest.raises(KeyboardInterrupt) if stops_in else nullcontext():
-            federated(tmp_path / "parts", module, [], "sequential", 3, "last")
+            federated(tmp_path / "parts", module, saves * (file != "last.ckpt"), "sequential", 3, path)
+        path = "last" if file == "last.ckpt" else tmp_path / file
     torch.testing.assert_close(list(module.parameters()), list(whole.parameters()), rtol=0.0, atol=0.0)
 
 
