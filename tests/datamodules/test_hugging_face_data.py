@@ -133,7 +133,7 @@ def test_a_language_model_learns_from_a_saved_folder(saved, tokenizer, tmp_path)
 
 MISTAKES = {
     "nothing in a batch": ({}, "data.columns: a batch would be empty"),
-    "text without tokenizer": ({"text": "line"}, "data.columns: .* data.text with data.tokenizer"),
+    "text without tokenizer": ({"text": "line"}, "data.columns: .* text with tokenizer"),
     "unknown column": ({"columns": ["sise"]}, "data.columns: no column 'sise' .*; did you mean 'size'"),
     "unknown split": ({"columns": ["size"], "split": "trian"}, "no split 'trian'"),
     "words as inputs": ({"columns": ["line"], "label": "kind"}, "data.columns: 'line' holds .*, which is no number"),

@@ -234,7 +234,7 @@ def raises(*tensors):
     [
         (NoMethods, "data: NoMethods has no client_train_dataset; define"),
         (NoTest, r"data: NoTest has no client_test_dataset; define client_test_dataset\(self, client\)"),
-        (NoNumber, "data: num_clients=0; set it"),
+        (NoNumber, "data: num_clients=0; give the number"),
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
         (lambda: BoringData, "data: got the class BoringData, not an object"),
         (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),
