@@ -28,7 +28,7 @@ from typing import IO, Any
 from unittest import mock
 
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
-from fedbc_lightning.core.memory import memory_of_machine
+from fedbc_lightning.core.machine import memory_of_machine
 from fedbc_lightning.core.units import bytes_said
 
 CHECKPOINTS = "checkpoints"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Worker(Protocol):
-    """Trains clients from messages; a :class:`~fedbc_lightning.run.client_round.ClientRound` is one."""
+    """Trains clients from messages; a :class:`~fedbc_lightning.trainer.client_round.ClientRound` is one."""
 
     def answer(self, start: bytes, down: bytes) -> bytes:
         """Train the clients of a message in a round, and return what they send."""
@@ -45,15 +45,12 @@ class Backend(ABC):
     them, so that any worker may train any client, and a message may be given to another worker if one is lost.
 
     Attributes:
-        keeps_rows: Whether the clients' vectors stay with the clients, which then have a worker of their own; else
-            they lie at the server and travel with the messages.
         clients_per_message: Largest number of clients in a message; None: one, and with the vectorized engine an even
             share of the clients that it trains together, for each worker.
         keep_messages: Whether all messages of a run are kept in its folder, so that ``fedbc-cli verify`` can work out
             a client's round again.
     """
 
-    keeps_rows: bool = False
     clients_per_message: int | None = 1
     keep_messages: bool = False
 

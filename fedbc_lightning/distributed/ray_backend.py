@@ -17,6 +17,7 @@ from lightning.fabric.utilities import rank_zero_only
 
 from fedbc_lightning.core.checks import Count, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, add_note, in_one_line, needs, notes_of, report
+from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.interrupts import check
@@ -77,7 +78,7 @@ class Ray(Backend):
         """Join the cluster or start one, and start the actors."""
         ray, address = self._ray, self.address or os.environ.get("RAY_ADDRESS") or "local"
         if not ray.is_initialized():
-            self._is_ours, cores, own = True, _num_cores(), dict[str, int]()
+            self._is_ours, cores, own = True, num_cores(), dict[str, int]()
             # Ray's own file of statistics is sent to its makers unless it is told not to.
             environment = {"RAY_USAGE_STATS_ENABLED": "0"}
             if address == "local":
@@ -215,8 +216,3 @@ class _Actor:
             return self._worker.answer(self._start, down)
         except BaseException as error:
             return _Raised(error, self._ray.cloudpickle)
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedbc_lightning.federation.messages import (
     Down,
     Facts,
     MessageError,
+    MessageHash,
     RoundStart,
     Up,
     check_shapes,
@@ -59,23 +60,26 @@ def form(federation: Federation, frozen: dict[str, str]) -> str:
     return form_of(data, found["model"], found["algorithm"], found["state"], layout.written, layout.changing, own)
 
 
+def _values_for_clients(federation: Federation) -> dict[str, Tensor]:
+    return {name: federation.server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
+
+
 def start_of(federation: Federation, received: Tensor, form: str) -> RoundStart:
     """Return what all clients of the server's round are sent, with the z (d,) that they receive."""
-    server, layout = federation.server, federation.layout
-    values = {name: server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
+    layout, values = federation.layout, _values_for_clients(federation) | {"z": received}
     return RoundStart(
-        form, server.round, values | {"z": received}, federation.schedule.learning_rates,
-        federation.grad_scale, layout.written, layout.changing, checkpoint_content.set_by_hooks(federation),
+        form, federation.server.round, values, federation.schedule.learning_rates, federation.grad_scale,
+        layout.written, layout.changing, checkpoint_content.set_by_hooks(federation),
     )  # fmt: skip
 
 
-def down_of(federation: Federation, positions: list[int], local: LocalTraining | None, keeps_rows: bool) -> Down:
+def down_of(federation: Federation, positions: list[int], local: LocalTraining | None) -> Down:
     """Return the message to clients of the round, by their positions in it."""
     store, clients = federation.clients, [federation.server.ids[position] for position in positions]
     vectors = [name for name in store.names if name not in store.scalar_names]
-    rows = None if keeps_rows else {name: [store.vector(name, i) for i in clients] for name in vectors}
+    rows = {name: [store.vector(name, i) for i in clients] for name in vectors}
     scalars = {name: store.gather(name, clients) for name in store.scalar_names}
-    return Down(clients, positions, None if local is None else asdict(local), scalars, rows, [-1] * len(clients))
+    return Down(clients, positions, None if local is None else asdict(local), scalars, rows)
 
 
 def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
@@ -85,7 +89,7 @@ def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
         ConfigurationError: A client does not answer.
     """
     clients = datamodule.elsewhere
-    asks = [Ask([client], 1, encode(Down([client], [0], None, {}, None, [-1], "facts"))) for client in clients]
+    asks = [Ask([client], 1, encode(Down([client], [0], None, {}, {}, "facts"))) for client in clients]
     for index, answer in backend.work(b"", asks):
         client = clients[index]
         try:
@@ -122,12 +126,12 @@ def take_start(federation: Federation, start: RoundStart) -> None:
         MessageError: The values do not fit this federation.
     """
     server = federation.server
-    like = {name: server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
+    like = _values_for_clients(federation)
     if federation.layout.changing:
         like["counters"] = start.server.get("counters", like["counters"])  # buffers whose shape changes lie there
     check_shapes(start.server, like, "the server's value")
     server.values |= {name: value.to(federation.user.device) for name, value in start.server.items()}
-    server.round, federation.grad_scale = start.round, start.grad_scale
+    server.round = start.round
 
 
 def work(federation: Federation, start: RoundStart, down: Down) -> Up:
@@ -142,7 +146,7 @@ def work(federation: Federation, start: RoundStart, down: Down) -> Up:
     server.ids = down.clients
     for name, scalars in down.scalars.items():
         store.stage(name, down.clients, scalars)
-    for name, rows in (down.rows or {}).items():
+    for name, rows in down.rows.items():
         for client, row in zip(down.clients, rows, strict=True):
             store.stage(name, [client], row[None])
     store.commit()
@@ -150,9 +154,7 @@ def work(federation: Federation, start: RoundStart, down: Down) -> Up:
     cohort.local = None if down.local is None else LocalTraining(**down.local)
     written = federation.written_by(lambda: federation.train_clients(cohort), len(down.clients))
     staged_scalars = {name: cohort.staged(name) for name in store.scalar_names if cohort.is_staged(name)}
-    staged_rows = None
-    if down.rows is not None:
-        staged_rows = {name: [*cohort.staged(name)] for name in down.rows if cohort.is_staged(name)}
+    staged_rows = {name: [*cohort.staged(name)] for name in down.rows if cohort.is_staged(name)}
     return Up(
         start.form, start.round, down.clients, down.positions, cohort.valid.tolist(), cohort.w, cohort.buffers,
         cohort.counters, cohort.messages, staged_scalars, staged_rows, cohort.step_size, cohort.steps, cohort.losses,
@@ -172,7 +174,7 @@ def cohort_of(federation: Federation, up: Up) -> Cohort:
         cohort.require_finite(values)
     for name, values in up.scalars.items():
         cohort.stage(name, values)
-    for name, rows in (up.rows or {}).items():
+    for name, rows in up.rows.items():
         cohort.stage(name, torch.stack(rows))
     return cohort
 
@@ -180,6 +182,21 @@ def cohort_of(federation: Federation, up: Up) -> Cohort:
 def folder_of(run_folder: str | Path, round: int) -> Path:
     """Return the folder in which the messages of a round are kept."""
     return Path(run_folder, "messages", f"{round:06d}")
+
+
+def in_order(answers: Iterable[tuple[int, bytes | Lost]]) -> Iterator[tuple[int, bytes | Lost]]:
+    """Yield answers by their index, from 0 on, however they come.
+
+    Example:
+        >>> [index for index, _ in in_order([(1, b""), (0, b""), (2, b"")])]
+        [0, 1, 2]
+    """
+    waiting, index = dict[int, bytes | Lost](), 0
+    for come, answer in answers:
+        waiting[come] = answer
+        while index in waiting:
+            yield index, waiting.pop(index)
+            index += 1
 
 
 class Elsewhere:
@@ -207,40 +224,34 @@ class Elsewhere:
         federation, server = self._federation, self._federation.server
         if self._frozen is None:  # hooks of the start may have written them
             self._frozen = federation.layout.frozen.hashes()
-        self._form = form(federation, self._frozen)
+        form_here = form(federation, self._frozen)
         # Once per round: a random code of z must be the same for all clients.
-        start = encode(start_of(federation, federation.channel.broadcast(server), self._form))
-        asks, groups = list[Ask](), self._groups(participants)
-        steps = federation.participation.num_steps(server.ids)
-        for group in groups:
-            local = participants.late.get(server.ids[group[0]])
-            down = encode(down_of(federation, group, local, self._backend.keeps_rows))
-            asks.append(Ask([server.ids[k] for k in group], sum(steps[k] for k in group), down))
+        start = encode(start_of(federation, federation.channel.broadcast(server), form_here))
+        groups, started = self._groups(participants), MessageHash(start)
+        asks = [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         federation.bench.work.start_round(len(server.ids))
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
-        written, waiting, next_index = list[str](), dict[int, bytes | Lost](), 0
-        for index, answer in self._backend.work(start, asks):
-            waiting[index] = answer
-            # In the order of the clients, as one process takes them: then the sums have the same bits.
-            while next_index in waiting:
-                ask, answer = asks[next_index], waiting.pop(next_index)
-                up = self._read(ask, groups[next_index], answer)
-                next_index += 1
-                if up is None or isinstance(answer, Lost):
-                    participants.missing.update(dict.fromkeys(ask.clients, "absent"))
-                    continue
-                federation.bench.work.begin(ask.clients, ask.num_steps)
-                federation.bench.work.num_steps += sum(up.steps)
-                written += up.written
-                if not up.written:
-                    self._keep(**{f"{next_index - 1}.up": answer})
-                    cohort = cohort_of(federation, up)
-                    for record in cohort.records:
-                        record |= {"hash_down": hash_of(start, ask.down), "hash_up": hash_of(answer)}
-                    federation.take(cohort, sums)
-                    records += zip(up.positions, cohort.records, strict=True)
-                    federation.take_counters(counters, cohort)
+        written = list[str]()
+        # In the order of the clients, as one process takes them: then the sums have the same bits.
+        for index, answer in in_order(self._backend.work(start, asks)):
+            ask = asks[index]
+            up = self._read(ask, groups[index], answer, form_here)
+            if up is None or isinstance(answer, Lost):
+                participants.missing.update(dict.fromkeys(ask.clients, "absent"))
+                continue
+            federation.bench.work.begin(ask.clients, ask.num_steps)
+            federation.bench.work.num_steps += sum(up.steps)
+            written += up.written
+            if not up.written:
+                self._keep(**{f"{index}.up": answer})
+                cohort = cohort_of(federation, up)
+                hashes = {"hash_down": started.then(ask.down), "hash_up": hash_of(answer)}
+                for record in cohort.records:
+                    record |= hashes
+                federation.take(cohort, sums)
+                records += zip(up.positions, cohort.records, strict=True)
+                federation.take_counters(counters, cohort)
         server.ids = participants.ids
         if participants.missing and federation.algorithm.needs_all_clients:
             raise ConfigurationError(
@@ -248,6 +259,12 @@ class Elsewhere:
                 f"{federation.algorithm} needs all of them; the state of the round before is kept."
             )
         return TrainedShare(records, counters, list(dict.fromkeys(written)))
+
+    def _ask(self, positions: list[int], participants: Participants) -> Ask:
+        """Return the message to clients of the round, by their positions in it."""
+        federation, clients = self._federation, [self._federation.server.ids[position] for position in positions]
+        down = down_of(federation, positions, participants.late.get(clients[0]))
+        return Ask(clients, sum(federation.participation.num_steps(clients)), encode(down))
 
     def _keep(self, **messages: Any) -> None:
         """Write messages of the round into the run folder, by their names, if that is asked for."""
@@ -268,15 +285,14 @@ class Elsewhere:
                 most = math.ceil(max(map(len, cohorts)) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
-    def _read(self, ask: Ask, positions: Sequence[int], answer: bytes | Lost) -> Up | None:
+    def _read(self, ask: Ask, positions: list[int], answer: bytes | Lost, form: str) -> Up | None:
         """Return the message that a backend has brought, or say why it is not used."""
         federation, server = self._federation, self._federation.server
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
             up = decode(answer, Up)
-            of = (up.form, up.round, up.clients, up.positions)
-            if of != (self._form, server.round, ask.clients, list(positions)):
+            if (up.form, up.round, up.clients, up.positions) != (form, server.round, ask.clients, positions):
                 raise MessageError(f"it is one of clients {up.clients} in round {up.round} of form {up.form}")
             size, num_buffers = federation.layout.num_parameters, federation.layout.num_buffers
             if not up.written:

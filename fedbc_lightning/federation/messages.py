@@ -68,8 +68,7 @@ class Down:
         positions: Their places in the round.
         local: How they train if they are stragglers that do less; None: as all others.
         scalars: Their declared scalars, (K,) each, by name.
-        rows: Their declared vectors, a list of K by name; None where these stay with the clients.
-        taken: For each client the last round whose message has become part of z; -1: none.
+        rows: Their declared vectors, a list of K by name.
         task: What they are asked for: to train, or facts about their data.
     """
 
@@ -77,8 +76,7 @@ class Down:
     positions: list[int]
     local: dict[str, Any] | None
     scalars: dict[str, Tensor]
-    rows: dict[str, list[Tensor]] | None
-    taken: list[int]
+    rows: dict[str, list[Tensor]]
     task: Literal["train", "facts"] = "train"
 
 
@@ -97,7 +95,7 @@ class Up:
         counters: Integer buffers.
         messages: Further messages by name, (K, ...).
         scalars: Staged scalars by name, (K,).
-        rows: Staged vectors, a list of K by name; None where these stay with the clients.
+        rows: Staged vectors, a list of K by name.
         step_size: (K, 1) or (K, d) mean learning rate.
         steps: Number of steps of each.
         losses: Mean loss of each.
@@ -115,7 +113,7 @@ class Up:
     counters: Tensor
     messages: dict[str, Tensor]
     scalars: dict[str, Tensor]
-    rows: dict[str, list[Tensor]] | None
+    rows: dict[str, list[Tensor]]
     step_size: Tensor
     steps: list[int]
     losses: list[float]
@@ -245,9 +243,26 @@ def _whole(way: str, parts: list[Tensor], shape: list[int]) -> Tensor:
     return (first[parts[1].long()] if way == "distinct" else first).reshape(shape)
 
 
-def hash_of(*messages: bytes) -> str:
-    """Return a hash of messages as bytes, which no table takes for a number."""
-    return "sha256:" + hashlib.sha256(b"".join(messages)).hexdigest()[:16]
+class MessageHash:
+    """Hash of a message that many others follow, which is worked out once.
+
+    Args:
+        first: The message as bytes.
+    """
+
+    def __init__(self, first: bytes = b"") -> None:
+        self._begun = hashlib.sha256(first)
+
+    def then(self, message: bytes) -> str:
+        """Return the hash of the first message and one that follows it, which no table takes for a number."""
+        found = self._begun.copy()
+        found.update(message)
+        return f"sha256:{found.hexdigest()[:16]}"
+
+
+def hash_of(message: bytes) -> str:
+    """Return the hash of one message."""
+    return MessageHash().then(message)
 
 
 def form_of(*parts: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
-from fedbc_lightning.core.memory import peak_memory
+from fedbc_lightning.core.machine import peak_memory
 from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.run import folder as run_folder

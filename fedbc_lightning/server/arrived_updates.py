@@ -60,7 +60,6 @@ class ArrivedUpdates(ServerCallback):
     """
 
     forms_z = True
-    needs_rows = True
 
     def __init__(self, staleness: Staleness) -> None:
         self.staleness = staleness

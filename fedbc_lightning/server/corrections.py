@@ -193,7 +193,6 @@ class CenterConsensus(ServerCallback):
 
     reads = ("center",)
     forms_z = True
-    needs_rows = True
 
     def __init__(self, skip_probability: float) -> None:
         self.skip_probability = skip_probability

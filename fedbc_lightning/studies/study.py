@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
+from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.numbers import is_share
@@ -284,8 +284,7 @@ class Study:
             return int(self.resources.get("gpus_per_node") or self.resources.get("cpus_per_task") or 1)
         import torch  # here, because reading a study must not wait for the import
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return torch.cuda.device_count() or cores or 1
+        return torch.cuda.device_count() or num_cores()
 
     @property
     def num_at_once(self) -> int:

@@ -25,6 +25,15 @@ from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import check_callbacks, with_callbacks_of
 
 
+def worker_settings(settings: RunSettings) -> RunSettings:
+    """Return the settings of a run as its workers have them: its seed, one process, nothing written or shown."""
+    seed = global_seed() if settings.seed is None else settings.seed
+    return replace(
+        settings, seed=seed, backend=None, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
+        enable_progress_bar=False,
+    )  # fmt: skip
+
+
 class ClientRound(RunView):
     """Trains clients as messages of a server ask for, with the user's module, data and method.
 
@@ -44,11 +53,8 @@ class ClientRound(RunView):
         self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
         settings: RunSettings,
     ) -> None:  # fmt: skip
-        seed = global_seed() if settings.seed is None else settings.seed
-        settings = replace(
-            settings, seed=seed, backend=None, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
-            enable_progress_bar=False,
-        )  # fmt: skip
+        settings = worker_settings(settings)
+        seed = settings.seed or 0
         prepare_deterministic(settings.deterministic)
         super().__init__(settings)
         fabric, self.state.fn = self._fabric, TrainerFn.FITTING
@@ -70,7 +76,7 @@ class ClientRound(RunView):
         frozen = run.federation.layout.frozen
         self._frozen, self._hashes = frozen.copies(), frozen.hashes()
         self._round: RoundStart | None = None
-        self._start = b""  # the same as bytes, if it came as bytes
+        self._decoded: tuple[bytes, RoundStart] | None = None
 
     def work(self, start: RoundStart, down: Down) -> Up:
         """Train the clients of a message.
@@ -86,7 +92,9 @@ class ClientRound(RunView):
             MessageError: The messages are of another run.
         """
         if start is not self._round:
+            self._round = None  # if the round is refused, so is every message of it
             self._begin(start)
+            self._round = start
         up = elsewhere.work(self.federation, start, down)
         if up.written:
             self.federation.layout.frozen.put_back(self._frozen)
@@ -109,7 +117,6 @@ class ClientRound(RunView):
         federation.load_global()
         federation.user.shim.set(training=True)
         federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)
-        self._round = start
 
     def answer(self, start: bytes, down: bytes) -> bytes:
         """Do what :meth:`work` does with messages as bytes, and tell facts about data where these are asked for."""
@@ -117,11 +124,9 @@ class ClientRound(RunView):
         if asked.task == "facts":
             return encode(elsewhere.facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
-        if self._round is None or start != self._start:
-            self._start, begun = start, decode(start, RoundStart)
-        else:
-            begun = self._round
-        return encode(self.work(begun, asked))
+        if self._decoded is None or start != self._decoded[0]:
+            self._decoded = start, decode(start, RoundStart)
+        return encode(self.work(self._decoded[1], asked))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

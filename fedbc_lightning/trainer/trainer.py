@@ -21,7 +21,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.seeding import global_seed, preserved_globals
+from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.data import SitesDataModule
 from fedbc_lightning.federation.elsewhere import ask_for_facts
 from fedbc_lightning.module.adapter import check_module, unwrapped
@@ -46,7 +46,7 @@ from fedbc_lightning.trainer.arguments import (
     check_datamodule,
     with_callbacks_of,
 )
-from fedbc_lightning.trainer.client_round import ClientRound
+from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
 from fedbc_lightning.trainer.verification import verify
 
 # Modules that a run of this process has trained
@@ -319,8 +319,7 @@ class FederatedTrainer(RunView):
             yield
             return
         given = request.model, request.datamodule, request.algorithm
-        seed = global_seed() if self.settings.seed is None else self.settings.seed
-        backend.open(partial(ClientRound, *given, replace(self.settings, seed=seed, backend=None, logger=False)))
+        backend.open(partial(ClientRound, *given, worker_settings(self.settings)))
         try:
             if isinstance(request.datamodule, SitesDataModule):
                 ask_for_facts(backend, request.datamodule)

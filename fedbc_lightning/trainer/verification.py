@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import read
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import Down, Up, decode, hash_of
+from fedbc_lightning.federation.messages import Down, MessageHash, Up, decode, hash_of
 from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.trainer.client_round import ClientRound
 
@@ -46,7 +46,7 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
     start, down, up = read(folder / "start"), downs[place], read(place.with_suffix(".up"))
     rows = read_table(run_folder / "clients.csv")
     row = rows[(rows["round"] == round) & (rows["client"] == client)].iloc[0]
-    if (row["hash_down"], row["hash_up"]) != (hash_of(start, down), hash_of(up)):
+    if (row["hash_down"], row["hash_up"]) != (MessageHash(start).then(down), hash_of(up)):
         raise ConfigurationError(f"'{place}' and its answer are not the messages whose hashes are in clients.csv.")
     again = worker.answer(start, down)
     who = f"client {client}, round {round}"

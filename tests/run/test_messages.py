@@ -34,7 +34,7 @@ BROKEN = {
     "cut off": lambda data, others: data[: len(data) // 2],
     "empty": lambda data, others: b"",
     "noise": lambda data, others: random.Random(0).randbytes(5000),
-    "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, None, [-1])),
+    "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, {})),
     "of another version": lambda data, others: data.replace(b'[\\"1\\", ', b'[\\"2\\", ', 1),
     "of another run": changed(form="0" * 16),
     "of another round": changed(round=7),
@@ -58,7 +58,7 @@ class Garbling(MessagesOnly):
 
 
 class Others(ClientSampler):
-    """Those of every round but the bad one, in their order."""
+    """Samples the same four clients in every round, without those that it leaves out."""
 
     def __init__(self, leaves_out):
         self.leaves_out = leaves_out

@@ -1,7 +1,12 @@
-"""Memory of this machine and of this process; on Windows, which has no POSIX, psutil knows it."""
+"""What this machine has, and what this process has used of it; on Windows, which has no POSIX, psutil knows it."""
 
 import os
 import sys
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_of_machine() -> int:
