@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
 
 from lightning.fabric.utilities import rank_zero_only
 
 from fedbc_lightning.core.checks import Count, at_least, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError, add_note, in_one_line, needs, notes_of, report
+from fedbc_lightning.core.errors import FRAMEWORKS, ConfigurationError, add_note, in_one_line, needs, notes_of
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.heartbeat import LostProcessError
@@ -79,7 +81,7 @@ class Ray(Backend):
         ray, address = self._ray, self.address or os.environ.get("RAY_ADDRESS") or "local"
         if not ray.is_initialized():
             self._is_ours, cores, own = True, num_cores(), dict[str, int]()
-            # Ray's own file of statistics is sent to its makers unless it is told not to.
+            # Ray sends statistics of its use to its makers unless it is told not to.
             environment = {"RAY_USAGE_STATS_ENABLED": "0"}
             if address == "local":
                 own = {"num_cpus": self.num_actors or cores}
@@ -169,10 +171,12 @@ class Ray(Backend):
 
 
 class _Raised:
-    """An exception of a worker on its way to the run: with its notes, and with a text in place of its traceback."""
+    """An exception of a worker on its way to the run: with its notes, and the user's part of its traceback as text."""
 
     def __init__(self, error: BaseException, pickle: Any) -> None:
-        self.text, self.notes = report(error), notes_of(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        users = [frame for frame in frames if not {*Path(frame.filename).parts} & {*FRAMEWORKS}]
+        self.text, self.notes = "".join(traceback.format_list(users or frames)), notes_of(error)
         try:
             self.data = pickle.dumps(error)
             pickle.loads(self.data)

@@ -10,6 +10,7 @@ from threading import Event
 import psutil
 import pytest
 import torch
+from algorithms.two_processes import run_all
 from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer
 from helpers.command_line import TINY, run_cli
 from helpers.programs import fresh, wait_until
@@ -121,6 +122,15 @@ def test_two_actors_equal_one_process_bit_for_bit(tmp_path, two, name):
         torch.testing.assert_close(there.server.z, here.server.z, rtol=1e-5, atol=1e-6)
     else:
         assert_equal_trees(state(there), state(here))
+
+
+@pytest.mark.nightly(reason="messages_only.py has the same runs; 68 of them take 15 seconds")
+def test_every_method_equals_one_process_bit_for_bit(tmp_path, two, monkeypatch):
+    monkeypatch.setattr(two, "clients_per_message", 1)
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    assert_equal_trees(run_all(there, 1, backend=two), run_all(here, 1))
 
 
 def test_an_actor_that_is_killed_costs_nothing(tmp_path, two, caplog):
