@@ -47,11 +47,14 @@ class Backend(ABC):
     Attributes:
         clients_per_message: Largest number of clients in a message; None: one, and with the vectorized engine an even
             share of the clients that it trains together, for each worker.
+        keeps_rows: Whether clients' vectors stay in ``ClientRound.rows`` of a client's own worker; else they lie at the
+            server and travel with the messages.
         keep_messages: Whether all messages of a run are kept in its folder, so that ``fedbc-cli verify`` can work out
             a client's round again.
     """
 
     clients_per_message: int | None = 1
+    keeps_rows: bool = False
     keep_messages: bool = False
 
     @abstractmethod

@@ -23,6 +23,7 @@ from fedbc_lightning.data.datasets import labels_of, num_items
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import (
     Down,
     Facts,
@@ -76,10 +77,11 @@ def start_of(federation: Federation, received: Tensor, form: str) -> RoundStart:
 def down_of(federation: Federation, positions: list[int], local: LocalTraining | None) -> Down:
     """Return the message to clients of the round, by their positions in it."""
     store, clients = federation.clients, [federation.server.ids[position] for position in positions]
-    vectors = [name for name in store.names if name not in store.scalar_names]
-    rows = {name: [store.vector(name, i) for i in clients] for name in vectors}
     scalars = {name: store.gather(name, clients) for name in store.scalar_names}
-    return Down(clients, positions, None if local is None else asdict(local), scalars, rows)
+    taken = scalars.pop(TAKEN).int().tolist() if TAKEN in scalars else []
+    vectors = [] if taken else [name for name in store.names if name not in store.scalar_names]
+    rows = {name: [store.vector(name, i) for i in clients] for name in vectors}
+    return Down(clients, positions, None if local is None else asdict(local), scalars, rows, taken=taken)
 
 
 def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
@@ -172,6 +174,8 @@ def cohort_of(federation: Federation, up: Up) -> Cohort:
     cohort.records, cohort.valid = up.records, torch.tensor(up.valid)
     for values in (cohort.w, cohort.buffers, *cohort.messages.values()):
         cohort.require_finite(values)
+    if TAKEN in store.scalar_names:
+        cohort.stage(TAKEN, torch.full((len(up.clients),), float(up.round)))
     for name, values in up.scalars.items():
         cohort.stage(name, values)
     for name, rows in up.rows.items():

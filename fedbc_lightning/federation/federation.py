@@ -21,6 +21,7 @@ from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation import round_results as results
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
+from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
 from fedbc_lightning.federation.participation import Participants, deal
 from fedbc_lightning.federation.simulation import Simulation
@@ -454,6 +455,8 @@ class Federation:
         size = self.layout.num_parameters + self.layout.num_buffers
         z = methods.checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         counters, kept = self.server.staged("counters"), self.server.kept
-        local = self.local_models.staged(self.server, self.clients)
-        weights = self.local_models.staged_weights(self.clients)
+        # Vectors that stay with clients elsewhere are not those of this store.
+        is_here = TAKEN not in self.clients.scalar_names
+        local = self.local_models.staged(self.server, self.clients) if is_here else None
+        weights = self.local_models.staged_weights(self.clients) if is_here else None
         return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)

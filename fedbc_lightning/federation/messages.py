@@ -26,7 +26,7 @@ VERSION = "1"
 # Least number of elements of a vector that is shortened, and most distinct numbers of one that is sent by their index
 LEAST_SHORTENED, MOST_DISTINCT = 1024, 256
 
-Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts")
+Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts", "Rows")
 
 
 class MessageError(ConfigurationError):
@@ -68,8 +68,9 @@ class Down:
         positions: Their places in the round.
         local: How they train if they are stragglers that do less; None: as all others.
         scalars: Their declared scalars, (K,) each, by name.
-        rows: Their declared vectors, a list of K by name.
+        rows: Their declared vectors, a list of K by name; none where these stay with them.
         task: What they are asked for: to train, or facts about their data.
+        taken: Where their vectors stay with them, the last round of each whose message has become part of z; -1: none.
     """
 
     clients: list[int]
@@ -78,6 +79,7 @@ class Down:
     scalars: dict[str, Tensor]
     rows: dict[str, list[Tensor]]
     task: Literal["train", "facts"] = "train"
+    taken: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Up:
         counters: Integer buffers.
         messages: Further messages by name, (K, ...).
         scalars: Staged scalars by name, (K,).
-        rows: Staged vectors, a list of K by name.
+        rows: Staged vectors, a list of K by name; none where these stay with the clients.
         step_size: (K, 1) or (K, d) mean learning rate.
         steps: Number of steps of each.
         losses: Mean loss of each.
@@ -135,7 +137,20 @@ class Facts:
     counts: list[dict[str, list[int]]]
 
 
-def encode(message: RoundStart | Down | Up | Facts) -> bytes:
+@dataclass(frozen=True)
+class Rows:
+    """What a client keeps of its vectors where these stay with it; it is encoded as messages are.
+
+    Attributes:
+        form: As in :class:`RoundStart`.
+        versions: The vectors by name, for each round after whose answer they were these; -1: before the first.
+    """
+
+    form: str
+    versions: dict[int, dict[str, Tensor]]
+
+
+def encode(message: RoundStart | Down | Up | Facts | Rows) -> bytes:
     """Return a message as bytes, which own their memory.
 
     Raises:

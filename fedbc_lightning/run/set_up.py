@@ -15,6 +15,7 @@ from fedbc_lightning.federation.channel import Channel, ChannelPart
 from fedbc_lightning.federation.coding import Codecs, CodedMessages
 from fedbc_lightning.federation.elsewhere import Elsewhere
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.kept_rows import RowsAtClients
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.federation.simulation import Simulation
@@ -85,6 +86,7 @@ def _channel(settings: RunSettings, participation: Participation) -> Channel:
     if settings.codec is not None and settings.codec != Codecs():
         parts.append(CodedMessages(settings.codec))
     parts += settings.channel or []
+    parts += [RowsAtClients()] * settings.keeps_rows
     if settings.privacy is not None:
         parts.append(PrivateMessages(settings.privacy, participation.num_sampled, len(participation.clients)))
     return Channel(parts)

@@ -241,6 +241,11 @@ class RunSettings:
         return Ray() if self.backend == "ray" else self.backend
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether the clients' vectors stay with clients elsewhere."""
+        return self.chosen_backend is not None and self.chosen_backend.keeps_rows
+
+    @property
     def experiment(self) -> Path:
         """Folder of all runs of this name."""
         return Path(self.default_root_dir, self.name)

@@ -197,7 +197,7 @@ def choose_model(run: Run, client: int | None) -> ClientModel:
     models = federation.models()
     if models.local is None:
         raise ConfigurationError(
-            f"client: {federation.algorithm} has no models of clients, and their last ones were not kept; leave client "
-            "out, or train with trainer.keep_local_models: true."
+            f"client: {federation.algorithm} has no models of clients, and their last ones were not kept, or stayed "
+            "with the clients (trainer.backend); leave client out, or train with trainer.keep_local_models: true."
         )
     return run.evaluator.local_model(models, client, run.progress.finished_round)

@@ -60,6 +60,7 @@ class ArrivedUpdates(ServerCallback):
     """
 
     forms_z = True
+    needs_rows = True
 
     def __init__(self, staleness: Staleness) -> None:
         self.staleness = staleness

@@ -95,6 +95,8 @@ class ServerCallback:
     Attributes:
         reads: Names of the client state that some part of the algorithm must declare.
         messages: Names of the messages that the algorithm's client half must put into ``cohort.messages``.
+        needs_rows: Whether the server's half reads or writes clients' vectors, so that these cannot stay with clients
+            elsewhere.
         vectors_up: Number of vectors that a client sends for this part in addition to its model.
         forms_z: Whether this part computes z from the clients' models.
         follows_aggregation: Whether this part changes the z that a part before it has staged.
@@ -102,6 +104,7 @@ class ServerCallback:
 
     reads: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
+    needs_rows: bool = False
     vectors_up: int = 0
     forms_z: bool = False
     follows_aggregation: bool = False

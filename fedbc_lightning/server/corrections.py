@@ -193,6 +193,7 @@ class CenterConsensus(ServerCallback):
 
     reads = ("center",)
     forms_z = True
+    needs_rows = True
 
     def __init__(self, skip_probability: float) -> None:
         self.skip_probability = skip_probability

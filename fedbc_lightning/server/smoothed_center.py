@@ -90,6 +90,7 @@ class SmoothedAverage(ServerCallback):
     def __init__(self, penalty: Penalty, over: Literal["sampled", "all"] = "sampled") -> None:
         self.penalty, self.over = penalty, over
         self.reads = ("local_model",) if over == "all" else ()
+        self.needs_rows = over == "all"
 
     def check(self, engine: Engine, num_sampled: int) -> None:
         """Bind the penalty to the layout, by which it finds the parameters that it names."""

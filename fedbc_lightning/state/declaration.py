@@ -337,6 +337,10 @@ class ClientStore:
         """Return a copy of one client's row, (d,), or (d + b,) for a model: committed, or as the next round sees it."""
         return self._storage[name].read(name, client, staged=staged)
 
+    def start(self, name: str) -> Tensor:
+        """Return the row of a client that never trained."""
+        return self._storage[name].starts[name]
+
     def row_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
         return self._storage[name].row_shape(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import replace
 
 from lightning.pytorch import LightningModule
@@ -13,6 +14,7 @@ from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, elsewhere
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
+from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
 from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
@@ -28,8 +30,10 @@ from fedbc_lightning.trainer.arguments import check_callbacks, with_callbacks_of
 def worker_settings(settings: RunSettings) -> RunSettings:
     """Return the settings of a run as its workers have them: its seed, one process, nothing written or shown."""
     seed = global_seed() if settings.seed is None else settings.seed
+    # Where vectors stay with the clients, server and clients declare the same state for that.
+    backend = settings.chosen_backend if settings.keeps_rows else None
     return replace(
-        settings, seed=seed, backend=None, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
+        settings, seed=seed, backend=backend, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
         enable_progress_bar=False,
     )  # fmt: skip
 
@@ -45,6 +49,10 @@ class ClientRound(RunView):
         datamodule: The data.
         algorithm: The method.
         settings: The settings of the run.
+
+    Attributes:
+        rows: What clients keep of their vectors where these stay with them, by the client's number; give it another
+            mapping for what is to outlive this process.
     """
 
     is_global_zero = False  # as a process beside the first one: callbacks write no files of the run here
@@ -75,6 +83,7 @@ class ClientRound(RunView):
             hooks.call("on_train_start")
         frozen = run.federation.layout.frozen
         self._frozen, self._hashes = frozen.copies(), frozen.hashes()
+        self.rows: MutableMapping[str, bytes] = {}
         self._round: RoundStart | None = None
         self._decoded: tuple[bytes, RoundStart] | None = None
 
@@ -95,10 +104,12 @@ class ClientRound(RunView):
             self._round = None  # if the round is refused, so is every message of it
             self._begin(start)
             self._round = start
+        if down.taken:
+            down = rows_before(self.rows, self.federation.clients, start.form, down)
         up = elsewhere.work(self.federation, start, down)
         if up.written:
             self.federation.layout.frozen.put_back(self._frozen)
-        return up
+        return keep_rows(self.rows, down, up) if down.taken else up
 
     def _begin(self, start: RoundStart) -> None:
         """Take over what holds for all clients of a round."""

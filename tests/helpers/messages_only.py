@@ -6,6 +6,34 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
+from fedbc_lightning.federation.messages import MessageError
+
+
+class RowsStay(Backend):
+    """Has each client trained by a worker of its own, which keeps the client's vectors.
+
+    Args:
+        places: What the clients keep, by their numbers; it outlives the server and the workers.
+    """
+
+    keeps_rows = True
+
+    def __init__(self, places: dict[str, bytes] | None = None) -> None:
+        self.places = {} if places is None else places
+
+    def open(self, make_worker: Callable[[], Worker]) -> None:
+        self._make, self._workers = copy.deepcopy(make_worker), dict[int, Worker]()
+
+    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
+        for index, ask in enumerate(asks):
+            (client,) = ask.clients
+            if client not in self._workers:
+                worker = self._workers[client] = copy.deepcopy(self._make)()
+                worker.rows = self.places
+            try:
+                yield index, self._workers[client].answer(start, ask.down)
+            except MessageError as error:
+                yield index, Lost(str(error))
 
 
 class MessagesOnly(Backend):

@@ -1,0 +1,87 @@
+"""Clients' vectors that stay with clients elsewhere: they never travel, and none is lost with an answer."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.federation.channel import ChannelPart, Exchange
+from fedbc_lightning.federation.messages import Down, MessageError, Rows, Up, decode, encode
+from fedbc_lightning.state import ClientStore, StateDeclaration
+
+# Name of the client scalar at the server: the last round whose message has become part of z; -1: none
+TAKEN = "last_taken_round"
+
+
+class RowsAtClients(ChannelPart):
+    """Refuses methods whose server needs the clients' vectors, and notes whose messages have become part of z."""
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuse a method that cannot leave its clients' vectors with the clients.
+
+        Raises:
+            ConfigurationError: The method is such a one; the message says why.
+        """
+        algorithm = exchange.algorithm
+        if algorithm.trains_pooled or any(part.needs_rows for part in exchange.server_parts):
+            raise ConfigurationError(
+                f"algorithm: the server of {algorithm} reads or writes vectors or data of clients, and under this "
+                "trainer.backend they stay with the clients; take FedAvg, FedProx, FedBC, SCAFFOLD, Ditto, ..."
+            )
+
+    def declare(self, state: StateDeclaration) -> None:
+        """Declare the last round whose message has become part of z, for each client, if clients keep vectors."""
+        if state.client_vectors:
+            state.client_scalar(TAKEN, -1.0)
+
+
+def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: str, down: Down) -> Down:
+    """Return a message with the vectors from which its clients go on.
+
+    A client keeps two versions of its vectors: those with its last answer, and those before. It goes on from the ones
+    that belong to the last round whose message has become part of z, so that a lost answer, a late one, a round that
+    was broken off or a server that resumed leave no trace.
+
+    Args:
+        places: What the clients keep, by their numbers.
+        store: The store of the worker, for a client that has not trained yet.
+        form: As in :class:`~fedbc_lightning.federation.messages.RoundStart`.
+        down: The message of the server.
+
+    Raises:
+        MessageError: A client does not keep what the server goes on from.
+    """
+    start = {name: store.start(name) for name in store.names if name not in store.scalar_names}
+    found: list[dict[str, Tensor]] = []
+    for client, taken in zip(down.clients, down.taken, strict=True):
+        kept = decode(places[str(client)], Rows) if str(client) in places else Rows(form, {})
+        versions = {-1: start} | (kept.versions if kept.form == form else {})
+        if taken not in versions:
+            rounds = ", ".join(str(round) for round in versions if round > 0) or "none"
+            raise MessageError(
+                f"client {client} goes on from the vectors that it kept in round {taken}, and those that are kept here "
+                f"are of rounds: {rounds}; where vectors stay with the clients, none can go on without its own"
+            )
+        found.append(versions[taken])
+    return replace(down, rows={name: [rows[name] for rows in found] for name in start})
+
+
+def keep_rows(places: MutableMapping[str, bytes], down: Down, up: Up) -> Up:
+    """Keep the vectors of clients that have trained, beside those from which they went on.
+
+    Args:
+        places: What the clients keep, by their numbers.
+        down: The message with the vectors before.
+        up: The message of the clients, with the vectors that they have staged.
+
+    Returns:
+        The message without vectors.
+    """
+    for k, client in enumerate(down.clients):
+        before = {name: rows[k] for name, rows in down.rows.items()}
+        after = before | ({name: rows[k] for name, rows in up.rows.items()} if up.valid[k] else {})
+        places[str(client)] = encode(Rows(up.form, {down.taken[k]: before, up.round: after}))
+    return replace(up, rows={})

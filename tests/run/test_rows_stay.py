@@ -1,0 +1,118 @@
+"""Clients elsewhere that keep their vectors: equal bits, whatever is lost, comes twice or begins again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
+from helpers.messages_only import RowsStay
+
+from fedbc_lightning import Codecs, FedAvg
+from fedbc_lightning.algorithms import SCAFFOLD, Centralized, Ditto, FedAsync, FedAvgPlus, FedBC, FedBuff, FedPD
+from fedbc_lightning.callbacks.progress_bar import describe
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.distributed.backend import Lost
+from fedbc_lightning.federation.kept_rows import TAKEN
+from fedbc_lightning.federation.messages import RoundStart, Rows, decode
+from fedbc_lightning.federation.participation import ClientSampler
+from fedbc_lightning.server.codecs import TopK
+
+CASES = {
+    "FedBC": (lambda: FedBC(dual_lr=0.1), {}),
+    "SCAFFOLD": (lambda: SCAFFOLD(), {"buffers": "local"}),
+    "FedAvg": (lambda: FedAvg(), {}),
+    "Ditto": (lambda: Ditto(), {"clients_per_round": 2}),
+    "partial": (lambda: FedAvg(), {"local_parameters": ["net.3.*"], "local_schedules": "continue"}),
+    "coded": (lambda: FedAvg(), {"codec": Codecs(up=TopK(0.1)), "client_dtype": "bfloat16"}),
+}
+LOST = {(2, 0), (3, 0), (4, 5)}
+"""(round, client) whose answer is lost after the client has trained."""
+
+
+class Some(ClientSampler):
+    """Clients 0 and 5, and one more, in each round; some of them are left out."""
+
+    def __init__(self, leaves_out=()):
+        self.leaves_out = leaves_out
+
+    def __call__(self, num_clients, num_sampled, seed, round):
+        return [client for client in (0, 1 + round % 4, 5) if (round, client) not in self.leaves_out]
+
+
+class Losing(RowsStay):
+    """Loses answers, asks twice, and breaks off in round 5 after all clients have trained."""
+
+    def __init__(self, places, breaks_off=False):
+        super().__init__(places)
+        self.breaks_off = breaks_off
+
+    def open(self, make_worker):
+        super().open(make_worker)
+        self._round = 0
+
+    def work(self, start, asks):
+        round = decode(start, RoundStart).round
+        list(super().work(start, asks))
+        for index, answer in list(super().work(start, asks)):
+            if round == 5 and self.breaks_off:
+                raise KeyboardInterrupt
+            yield index, Lost("it was lost") if (round, *asks[index].clients) in LOST else answer
+
+
+def fit(root, case, sampler, *, rounds=6, ckpt_path=None, **more):
+    make, options = CASES[case]
+    trainer = make_trainer(root, sampler=sampler, max_rounds=rounds, **options | more)
+    trainer.fit(make_model(), BoringData(), make(), ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lost_answers_and_a_resumed_server_leave_no_trace(tmp_path, case):
+    here = fit(tmp_path / "here", case, Some(LOST))
+    places = {}
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "there", case, Some(), backend=Losing(places, breaks_off=True))
+    there = fit(tmp_path / "there", case, Some(), backend=Losing(places), ckpt_path="last")
+    assert torch.equal(there.server.z, here.server.z)
+    for name in here.clients.scalar_names:
+        assert torch.equal(there.clients.scalar(name), here.clients.scalar(name))
+    taken = there.clients.scalar(TAKEN).int().tolist()
+    assert (taken[0], taken[5]) == (6, 6)
+    names = set(here.clients.names) - set(here.clients.scalar_names)
+    for client in range(6):
+        rows = decode(places[str(client)], Rows).versions[taken[client]]
+        # As the store rounds them, if it does, when it takes them in the next round.
+        as_read = {name: here.clients.as_kept(name, rows[name]) for name in names}
+        assert_equal_trees(as_read, {name: here.clients.vector(name, client) for name in names})
+
+
+def test_what_only_the_clients_have_is_said_in_one_line(tmp_path, caplog):
+    backend = RowsStay()
+    backend.keep_messages = True
+    ended = fit(tmp_path, "FedBC", Some(), rounds=2, backend=backend)
+    assert not any(name.endswith("/local") for name in ended.callback_metrics)
+    assert "No .../local metrics: the clients' own models stay with them." in describe(ended)
+    last, given = Path(ended.log_dir, "checkpoints", "last.ckpt"), (make_model(), BoringData(), FedBC(dual_lr=0.1))
+    trainer = make_trainer(tmp_path, sampler=Some(), backend=RowsStay())
+    with pytest.raises(ConfigurationError, match="client 0 goes on from the vectors that it kept in round 1, and"):
+        trainer.verify(*given, last, 0, 2)
+    with pytest.raises(ConfigurationError, match=r"stayed with the clients \(trainer\.backend\)"):
+        trainer.export(*given, ckpt_path=last, client=0)
+    # Without what they kept, clients 0 and 5 are lost, and client 4 begins as always.
+    resumed = fit(tmp_path, "FedBC", Some(), rounds=3, backend=RowsStay(), ckpt_path="last")
+    lines = [line for line in caplog.messages if "kept in round 2, and those that are kept here" in line]
+    assert [line.partition(" sent")[0] for line in lines] == ["round 3: client 0", "round 3: client 5"]
+    rows = resumed.result.clients.query("round == 3").set_index("client")
+    assert dict(rows["status"]) == {0: "absent", 4: "ok", 5: "absent"}
+
+
+REFUSED = [FedPD(rho=0.1), FedBuff(), FedAsync(), FedAvgPlus(sigma=0.1, over="all"), Centralized()]
+
+
+@pytest.mark.parametrize("algorithm", REFUSED, ids=str)
+def test_a_method_that_cannot_leave_its_vectors_there_is_refused(tmp_path, algorithm):
+    trainer = make_trainer(tmp_path, backend=RowsStay(), clients_per_round=1.0)
+    with pytest.raises(ConfigurationError, match=r"the server of .* they stay with the clients"):
+        trainer.fit(make_model(), BoringData(), algorithm)
