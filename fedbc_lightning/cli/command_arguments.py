@@ -42,6 +42,7 @@ STUDY_COMMANDS = {
 TOOLS = {
     "adopt": "turn a config of LightningCLI into one of fit, and say what changed",
     "completion": "print a script that completes command lines in bash or zsh",
+    "deploy": "write a run as an app of Flower, for simulated or real clients",
 }
 
 COMMANDS = SUBCOMMANDS | STUDY_COMMANDS | TOOLS

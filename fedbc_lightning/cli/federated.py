@@ -33,7 +33,8 @@ from fedbc_lightning.run.folder import how_to_go_on
 from fedbc_lightning.run.trust import signed
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
-for _package in ("models", "datamodules", "callbacks"):  # so that their classes can be given by their short names
+# So that their classes can be given by their short names.
+for _package in ("models", "datamodules", "callbacks", "distributed.flower_backend"):
     importlib.import_module(f"fedbc_lightning.{_package}")
 
 

@@ -11,7 +11,7 @@ from fedbc_lightning.cli.classes import arguments_of, choices
 from fedbc_lightning.cli.command_arguments import COMMANDS, PROG, STUDY_COMMANDS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
-from fedbc_lightning.commands import adopt
+from fedbc_lightning.commands import adopt, deploy
 from fedbc_lightning.commands.studies import command_parser
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import UsageError, needs
@@ -93,7 +93,7 @@ def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser
     """Return the parser of the program, and those of its commands."""
     parser = capture_parser(FederatedCLI, args=[], parser_kwargs={"prog": PROG})
     others: dict[str, Any] = {command: command_parser(command) for command in STUDY_COMMANDS}
-    others |= {"adopt": adopt.command_parser(), "completion": _own_parser()}
+    others |= {"adopt": adopt.command_parser(), "completion": _own_parser(), "deploy": deploy.command_parser()}
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))
     for command, other in others.items():
