@@ -14,10 +14,12 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -71,13 +73,13 @@ class ClientParallelStrategy(LaunchedStrategy):
             # gloo would listen at the address of this machine's name; on Windows it calls interfaces other names
             if hasattr(os, "fork"):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", min(socket.if_nameindex())[1])
-        elif environment.local_rank() == 0:
+        elif environment.local_rank() == 0 and _launched() is None:
             said = (
                 f"this is node {environment.node_rank()}, waiting at {host}:{port} for the others, {in_all} processes"
             )
             place = f"MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
             print(f"{said} in all. On each machine start the same command with {place}", file=sys.stderr, flush=True)
-        keys, until = [f"here/{k}" for k in range(in_all)], time.monotonic() + SECONDS_TO_MEET
+        mine, until = uuid4().hex, time.monotonic() + SECONDS_TO_MEET
         store = _open_store(host, port, is_local=is_local) if rank == 0 and not has_agent else None
         missing, ended, started = [0], list[int](), getattr(self.launcher, "started", ())
         # A loop of Python's, because no signal ends a wait of torch's, and torch does not tell who is missing.
@@ -87,12 +89,10 @@ class ClientParallelStrategy(LaunchedStrategy):
                     socket.create_connection((host, port), 1.0).close()
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False)
             if store is not None:
-                attempt = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
                 with suppress(torch.distributed.DistError):  # process 0 has ended
-                    attempt.set(keys[rank], "")
-                    if attempt.check(keys):
-                        return attempt
-                    missing = [k for k in range(in_all) if not attempt.check([keys[k]])]
+                    missing = _absent(store, mine, rank, in_all)
+                    if not missing:
+                        return PrefixStore(store.get("here/0").decode(), store)
             ended = [k for k, process in enumerate(started, start=1) if process.poll() is not None]
             time.sleep(0.05)
         why = f"did not come to {host}:{port} in {SECONDS_TO_MEET:g} s. Start all of them again."
@@ -117,6 +117,21 @@ class ClientParallelStrategy(LaunchedStrategy):
         return gather_objects(self, obj if self.global_rank == src else None)[src]
 
 
+def _absent(store: Store, mine: str, rank: int, in_all: int) -> list[int]:
+    """Say that this process is here, and return those that are not, or do not know yet that all are.
+
+    The store of an agent outlives the processes, and no count of restarts is the same for all agents. So all have come
+    once all have read the same names, of which each process makes its own anew.
+    """
+    here, seen = ([f"{what}/{k}" for k in range(in_all)] for what in ("here", "seen"))
+    store.set(here[rank], mine)
+    if absent := [k for k in range(in_all) if not store.check([here[k]])]:
+        return absent
+    names = b" ".join(store.multi_get(here)).decode()
+    store.set(seen[rank], names)
+    return [k for k in range(in_all) if not store.check([seen[k]]) or store.get(seen[k]).decode() != names]
+
+
 def _open_store(host: str, port: int, *, is_local: bool) -> Store:
     """Return a new store; that of processes of one machine listens at its address alone, torch's own at all.
 
@@ -130,14 +145,33 @@ def _open_store(host: str, port: int, *, is_local: bool) -> Store:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, **own)
 
 
+def _launched() -> tuple[str, int, int] | None:
+    """Return who has started the processes, how many on each machine, and on how many; None without a launcher."""
+    if TorchElasticEnvironment.detect():
+        who, in_all, here = "torchrun", *(int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        nodes = in_all // here
+    elif SLURMEnvironment.detect() and "SLURM_STEP_NUM_TASKS" in os.environ:  # srun's; a batch script is one process
+        who, in_all, nodes = "SLURM", *(int(os.environ[f"SLURM_STEP_NUM_{what}"]) for what in ("TASKS", "NODES"))
+        here = in_all // nodes
+    else:
+        return None
+    if here * nodes != in_all:
+        raise ConfigurationError(f"{who}: {here} of {in_all} processes are here; each machine needs as many.")
+    return who, here, nodes
+
+
 def make_fabric(
-    accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str, max_restarts: int = 0
-) -> Fabric:
+    accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int | str, precision: str,
+    max_restarts: int = 0,
+) -> Fabric:  # fmt: skip
     """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:
-        ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...), or Fabric refuses the settings.
+        ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...), Fabric refuses the settings, or a
+            launcher has started other processes than are asked for.
     """
+    given, (who, each, nodes) = (devices, num_nodes), _launched() or ("", devices, 1)
+    devices, num_nodes = (each if devices == "auto" else devices), (nodes if num_nodes == "auto" else num_nodes)
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
     make = partial(UnpatchedFabric, accelerator=accelerator, **settings)
     try:
@@ -154,6 +188,13 @@ def make_fabric(
         raise ConfigurationError(
             f"trainer.strategy: {type(fabric.strategy).__name__} splits or synchronises one model over devices, but "
             f"here each device trains whole clients; use auto, {', '.join(START_METHODS)}."
+        )
+    asked = getattr(fabric.strategy, "num_processes", 1), num_nodes
+    is_alone = asked == (1, 1) and "auto" not in given  # a run that each process makes for itself
+    if who and asked != (each, nodes) and not is_alone:
+        raise ConfigurationError(
+            f"trainer.devices / num_nodes: {asked[0]} on each of {asked[1]} machines, but {who} has started {each} "
+            f"on each of {nodes}; leave both out."
         )
     return fabric
 

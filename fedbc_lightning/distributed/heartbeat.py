@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -92,7 +93,11 @@ class Heartbeat:
         self._patience = SECONDS_TO_NAME
         self._lock, self._wake, self._is_ending = threading.Lock(), threading.Event(), threading.Event()
         Heartbeat.number += 1
-        self._store = PrefixStore(f"heartbeat_{Heartbeat.number}", store_of_group())
+        group: Any = store_of_group()
+        self._store = PrefixStore(f"heartbeat_{Heartbeat.number}", group)
+        while isinstance(group, PrefixStore):
+            group = group.underlying_store
+        self._place = group.host, group.port
         if self._rank == 0:
             for key in ("failure", "broken", *map(str, range(self._world_size))):
                 self._store.set(key, "")
@@ -108,6 +113,7 @@ class Heartbeat:
         try:
             while True:
                 is_last = self._is_closed  # read first, so that the last failure is written, too
+                self._look_for_store()
                 self._store.set(str(self._rank), "over" if is_last else str(time.monotonic()))
                 if self._is_broken:
                     self._store.set("broken", "yes")
@@ -125,8 +131,17 @@ class Heartbeat:
                     return
                 self._wake.wait(1.0)
                 self._wake.clear()
-        except torch.distributed.DistError:  # the store has gone, and rank 0 with it
+        except (torch.distributed.DistError, ConnectionRefusedError):  # the store has gone, and rank 0 with it
             self._learn(Failure(0))
+
+    def _look_for_store(self) -> None:
+        """Raise ConnectionRefusedError if the store has gone, before torch finds out and prints its own stack."""
+        try:
+            socket.create_connection(self._place, 1.0).close()
+        except ConnectionRefusedError:
+            raise
+        except OSError:  # the network does not answer: the others' silence will tell
+            pass
 
     def _watch(self) -> None:
         """Count the seconds since the others' last beats, so that none passes while this process itself is stopped."""

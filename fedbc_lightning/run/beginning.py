@@ -68,7 +68,8 @@ def prepare(
     asked = identify(request.model, data, request.algorithm, settings, seed) if is_first else None
     identity: Any = fabric.broadcast(asked)
     if not is_named:
-        path = fabric.broadcast(_find_own(request, identity, settings) if is_first else None)
+        again = {job for job, is_again in slurm.starters(fabric).items() if is_again}
+        path = fabric.broadcast(_find_own(request, identity, settings, again) if is_first else None)
         saved = _read(path, request, fabric, lock)
         if type(data.users_module).__qualname__ in (saved or {}):
             data.set_up(request.fn.value, saved)  # again, with the state that it had
@@ -161,7 +162,7 @@ def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
         run.identity = replace(run.identity, changes=changes)
 
 
-def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Path | None:
+def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs: set[str]) -> Path | None:
     """Return the newest ``last.ckpt`` of this very run, if it is asked for; None if the run begins anew.
 
     A run of other code or data counts where there is none of the same, and only if it has not finished: two lines of a
@@ -172,31 +173,33 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings) -> Pa
         request: What the user asks for.
         identity: What makes this run the one that it is.
         settings: What the user chose.
+        jobs: Names of those who start processes again, perhaps also these ones.
 
     Raises:
         ConfigurationError: There is no ``last.ckpt`` to evaluate.
     """
     experiment = settings.experiment
     is_fit = request.fn == TrainerFn.FITTING
-    job = slurm.job_id() if request.ckpt_path is None and is_fit and slurm.was_requeued() else None
-    if request.ckpt_path is None and job is None:
+    is_asked = request.ckpt_path is not None
+    if not is_asked and not (is_fit and jobs):
         return None
     folders = [folder for folder in run_folder.run_folders(experiment) if (folder / run_folder.LAST).is_file()]
     known = {folder: read(folder) for folder in folders}
     free = {"seed"} if request.takes_other_seed else set()
     same = [
         folder for folder, found in known.items()
-        if (job is None if found is None else identity.is_of(found[0], free) and job in (None, found[1]))
+        if (is_asked if found is None else identity.is_of(found[0], free)
+            and (is_asked or (folder not in slurm.begun and not jobs.isdisjoint(found[1]))))
     ]  # fmt: skip
     alike = [folder for folder in same if (found := known[folder]) is not None and identity.is_alike(found[0])]
     # Checkpoints are large, so only as many are read as it takes to find one to go on with.
     newest = (folder / run_folder.LAST for folder in reversed(alike or same))
     own = next((path for path in newest if alike or not is_fit or _round_of(path) < settings.max_rounds), None)
     if own is not None:
-        if job is not None:
+        if not is_asked:
             rank_zero_info(f"This job was started again; the checkpoint of its run is '{own}'.")
         return own
-    if job is not None:
+    if not is_asked:
         return None
     if not is_fit:
         if known:  # the settings of training need not be given to evaluate a model

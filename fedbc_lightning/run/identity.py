@@ -105,18 +105,18 @@ class Identity:
         is_known = name.startswith(("model.", "optimizer")) or (name in saved.settings and name in self.settings)
         return not is_known or saved.settings.get(name) == self.settings.get(name)
 
-    def write(self, folder: Path, job: str | None) -> None:
-        """Write ``run.json`` into a run folder, with the job of a cluster that does the run, if any."""
-        content = {"hash": self.hash, "job": job, **asdict(self)}
+    def write(self, folder: Path, jobs: Collection[str]) -> None:
+        """Write ``run.json`` into a run folder, with the names of who started its processes."""
+        content = {"hash": self.hash, "job": " ".join(sorted(jobs)) or None, **asdict(self)}
         files.write(folder / files.IDENTITY, json.dumps(content, indent=1) + "\n")
 
 
-def read(folder: Path) -> tuple[Identity, str | None] | None:
-    """Return the identity of a run and its job; None for a folder of an older version, or if it cannot be read."""
+def read(folder: Path) -> tuple[Identity, list[str]] | None:
+    """Return the identity of a run and who started it; None for a folder of an older version or an unreadable one."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         content = json.loads(files.read(folder / files.IDENTITY))
         fields = Identity.__dataclass_fields__.keys() & content.keys()
-        return Identity(**{name: content[name] for name in fields}), content["job"]
+        return Identity(**{name: content[name] for name in fields}), (content["job"] or "").split()
     return None
 
 

@@ -62,7 +62,7 @@ def run_in_processes(
     launch: Any = fabric.launch
     method, max_restarts = start_method(fabric.strategy), trainer.settings.max_restarts
     check_main_guard("trainer.strategy", method)
-    if max_restarts and fabric.world_size > 1 and (method == "popen" or trainer.settings.num_nodes > 1):
+    if max_restarts and fabric.world_size > 1 and (method == "popen" or getattr(fabric.strategy, "num_nodes", 1) > 1):
         raise ConfigurationError(
             "trainer.max_restarts: only processes of one machine that strategy auto, ddp_spawn or ddp_fork starts can "
             "be started again; torchrun has --max-restarts of its own, and SLURM --requeue: the run goes on by itself."
@@ -111,7 +111,7 @@ class Restarts:
     @property
     def last(self) -> Path | None:
         """The ``last.ckpt`` that the processes have written, if any."""
-        mine = [path for path in run_folders(self._settings.experiment) if (read(path) or ("", ""))[1] == self.job]
+        mine = [path for path in run_folders(self._settings.experiment) if self.job in (read(path) or ("", []))[1]]
         return next((path / LAST for path in reversed(mine) if (path / LAST).is_file()), None)
 
     def take(self, error: BaseException) -> None:

@@ -66,10 +66,12 @@ class Recorder:
         self._recorded_round = self._written_round = run.progress.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._states = states_of_users(self._run)
-        if self._is_writer and (resumed is None or run.identity.changes):
+        jobs = slurm.starters(run.fabric)
+        if self._is_writer:
+            slurm.begun.add(self.folder)
             with self.disk_told():
-                known = read(self.folder)  # a run keeps the job that began it
-                run.identity.write(self.folder, known[1] if known else slurm.job_id())
+                known, before = read(self.folder) or (run.identity, [])
+                (run.identity if run.identity.changes else known).write(self.folder, {*before, *jobs})
         if resumed is None and self._is_writer:
             with self.disk_told():
                 self._describe_run()

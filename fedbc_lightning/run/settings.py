@@ -85,8 +85,9 @@ class RunSettings:
             ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
             (``ddp_fork``, and ``ddp_notebook``, which ``auto`` takes in a notebook) computes with one thread, because
             threads do not survive a fork.
-        devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
-        num_nodes: Number of machines.
+        devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning. ``auto``: as
+            many as torchrun or SLURM has started on each machine; without them one process, or all GPUs.
+        num_nodes: Number of machines. ``auto``: as many as torchrun or SLURM uses; without them one.
         backend: Who trains the clients of rounds in place of this process: ``ray``, or
             :class:`~fedbc_lightning.distributed.ray_backend.Ray` with its options, or an object of your own class on
             :class:`~fedbc_lightning.distributed.backend.Backend`; None: this process, or those of ``devices``. The
@@ -154,7 +155,7 @@ class RunSettings:
     accelerator: Annotated[str, FREE] = "auto"
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
-    num_nodes: Annotated[Count, FREE] = 1
+    num_nodes: Annotated[Count | Literal["auto"], FREE] = "auto"
     backend: Annotated[Backend | Literal["ray"] | None, FREE] = None
     max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
@@ -206,6 +207,7 @@ class RunSettings:
     def _check_backend(self) -> None:
         """Leave one process for the server, and refuse what asks for more."""
         self.devices = 1 if self.devices == "auto" else self.devices
+        self.num_nodes = 1 if self.num_nodes == "auto" else self.num_nodes
         is_one = self.devices in (1, "1") or (isinstance(self.devices, list) and len(self.devices) == 1)
         used = {
             "devices": not is_one, "strategy": self.strategy != "auto", "num_nodes": self.num_nodes > 1,

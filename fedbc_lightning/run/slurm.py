@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import SIGNALS, StoppedError
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Progress
@@ -19,21 +22,33 @@ from fedbc_lightning.run.run import Progress
 JOB = "FEDBC_JOB"
 """Environment variable with the name of a launch, for processes that this program has started."""
 
+begun: set[Path] = set()
+"""Run folders of this process; when it is started again, it goes on with those of the process before."""
+
 
 def job_id() -> str | None:
-    """Return the id that a job of SLURM, torchrun or this program keeps when it is started again; None without one."""
-    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    """Return the id that a job of SLURM keeps when it is started again; None outside of one."""
     if not SLURMEnvironment.detect():
-        # torchrun's own name for all runs without one; its agent stays when it starts their processes again
-        return f"none-{os.getppid()}" if run == "none" else run or os.environ.get(JOB)
+        return None
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
-def was_requeued() -> bool:
-    """Return whether SLURM or torchrun starts this job again: it was asked to, was preempted, or lost a process."""
-    counts = [os.environ.get(f"{name}_RESTART_COUNT", "0") for name in ("SLURM", "TORCHELASTIC")]
-    return job_id() is not None and counts != ["0", "0"]
+def starters(fabric: Fabric) -> dict[str, bool]:
+    """Return the names of the jobs, agents and program that started the processes; True: perhaps not the first time.
+
+    An agent of torchrun is known by its folder of logs, whose name is random. The id of a launch may be that of an
+    earlier one, and counts of restarts do not tell: after a machine has joined, each agent has its own, and the new
+    one has 0.
+    """
+    agent = re.search(r"([^\\/]+)[\\/]attempt_\d+", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    mine = {
+        job_id(): os.environ.get("SLURM_RESTART_COUNT", "0") != "0",
+        os.environ.get(JOB): False,
+        agent and "_".join(agent[1].split()): True,
+    }
+    found = [item for other in gather_objects(fabric, mine) for item in other.items()]
+    return {name: again for name, again in found if name is not None}
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _checked(study: Study, run: Run) -> dict[str, Any]:
         "trainer.engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
             trainer["engine"] == "auto",
         "trainer.devices, trainer.num_nodes: a study gives each run one device, and does several at a time; leave them "
-        "out": trainer["devices"] not in ("auto", 1, "1", [0]) or trainer["num_nodes"] > 1,
+        "out": trainer["devices"] not in ("auto", 1, "1", [0]) or trainer["num_nodes"] not in ("auto", 1),
         "trainer.system: null: there is no simulated clock for axis: simulated_seconds; give e.g. {compute: 1.0}":
             study.axis == "simulated_seconds" and not trainer["system"],
         "trainer.eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":

@@ -8,6 +8,9 @@ import pytest
 from helpers.launched import summary, train
 from helpers.programs import TESTS, run_python
 
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.distributed.fabric import make_fabric
+
 pytestmark = pytest.mark.distributed
 
 PROGRAM = f"""\
@@ -49,3 +52,24 @@ def test_runs_of_one_process_may_stand_before_and_after_one_of_two_in_a_script(t
     script.write_text(PROGRAM + THREE)
     done = run_python([script], tmp_path)  # the second process runs the whole script
     assert (done.returncode, done.stdout.count("the end")) == (0, 2), done.stderr
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
+BATCH = {"SLURM_NTASKS": 6, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 3} | dict.fromkeys(
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), 0
+)
+STEP = BATCH | {"SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_NUM_NODES": 3}
+
+
+@pytest.mark.parametrize(
+    ("who", "environment", "found"), [("torchrun", TORCHRUN, (2, 2)), ("SLURM", STEP, (2, 3)), (None, BATCH, (1, 1))]
+)
+def test_devices_and_nodes_are_those_of_the_launcher(monkeypatch, who, environment, found):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    strategy = make_fabric("cpu", "auto", "auto", "auto", "32-true").strategy
+    assert (getattr(strategy, "num_processes", 1), getattr(strategy, "num_nodes", 1)) == found
+    make_fabric("cpu", "auto", 1, 1, "32-true")  # a run that each process makes for itself
+    if who is not None:
+        with pytest.raises(ConfigurationError, match=f"4 on each of 2 machines, but {who} has started 2 on each of"):
+            make_fabric("cpu", "auto", 4, 2, "32-true")

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,39 @@ def test_torchrun_starts_a_run_again(project):
     assert status == 0, said
     assert said.count("This job was started again; the checkpoint of its run is 'runs/tiny/FedAvg-0/checkpoints/") == 1
     assert last(project)["fedbc_lightning"]["round"] == 12
+
+
+@pytest.mark.parametrize("comes_back", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_the_machines_that_are_left_or_come_back(project, comes_back):
+    place = f"127.0.0.1:{free_port()}"
+    options = {"nnodes": "1:2", "max-restarts": 1, "rdzv-backend": "c10d", "rdzv-endpoint": place, "rdzv-id": "x",
+               "rdzv-conf": "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=5"}  # fmt: skip
+    torchrun = ("-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()))
+    words = command(project, "--trainer.devices", "auto", launcher=torchrun)
+    share = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # with torch's default no machine can join a run under way
+    held = [project / f"held_{rank}_in_{round}" for rank, round in [(0, 3), (1, 3), (0, 6)][: 2 + comes_back]]
+    for path in held:
+        path.touch()
+    with forked(words, project, **share) as left:
+        wait_until(lambda: psutil.Process(left.pid).net_connections(), left)  # those who meet do so at this one
+        with forked(words, project, **share) as lost:
+            wait_until(lambda: has_done(project, 2) and (project / "rank1.pid").exists(), left)
+            for process in (*psutil.Process(lost.pid).children(recursive=True), lost):
+                process.kill()
+        for path in held[:2]:
+            path.unlink()
+        wait_until(lambda: has_done(project, 5), left)
+        with forked(words, project, **share) if comes_back else nullcontext():
+            if comes_back:
+                wait_until(lambda: "SIGTERM: stopping" in left.printed[1], left)
+                held[2].unlink()
+            status, said = ended(left)
+    assert status == 0, said
+    assert said.count("process 1 of 2 (counted from 0) was killed") == 1
+    assert said.count("This job was started again; the checkpoint of its run is") == 1 + comes_back
+    assert "Traceback" not in said
+    run_ranks(command(project), project)
+    assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ddp_fork"])

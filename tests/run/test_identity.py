@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Subset
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.core.described import content_hash
+from fedbc_lightning.run import slurm
 from fedbc_lightning.run.identity import read, samples_of
 
 PROGRAM = """\
@@ -130,9 +131,9 @@ def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
 
 
 def test_a_job_that_is_started_again_goes_on_with_its_own_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    for job, rounds, name in (("7", 1, "FedAvg-1"), ("8", 1, "FedAvg-1-1"), ("7", 2, "FedAvg-1")):
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+    for agent, rounds, name in (("a", 1, "FedAvg-1"), ("b", 1, "FedAvg-1-1"), ("a", 2, "FedAvg-1")):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"/tmp/{agent}/attempt_0/0/error.json")
+        monkeypatch.setattr(slurm, "begun", set())
         found = make_trainer(tmp_path, max_rounds=rounds).fit(make_model(), BoringData(), FedAvg())
         assert (found.folder.name, found.last_round) == (name, rounds)
 
