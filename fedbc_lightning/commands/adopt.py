@@ -24,7 +24,7 @@ from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import UsageError
 from fedbc_lightning.core.files import url_of, write
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS
-from fedbc_lightning.core.lightning_names import AnyCallback, both
+from fedbc_lightning.core.lightning_names import AnyCallback, both, listed
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import START_METHODS
@@ -225,8 +225,7 @@ class Adoption:
 
     def _callbacks(self, given: dict[str, Any]) -> list[Any]:
         """Return the callbacks that can be kept, with those that take the place of arguments of the trainer."""
-        callbacks = given.pop("callbacks", None) or []
-        kept = [each for one in (callbacks if isinstance(callbacks, list) else [callbacks]) for each in self._kept(one)]
+        kept = [each for one in listed(given.pop("callbacks", None)) for each in self._kept(one)]
         if (duration := given.pop("max_time", None)) is not None:
             kept.append({"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {"duration": duration}})
             self._change("max_time", duration, "callbacks: Timer")

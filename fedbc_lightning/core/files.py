@@ -157,8 +157,11 @@ def read(path: Path) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a private temporary file; on success it atomically replaces ``path``, on an error it is removed."""
+def replacing(path: Path, *, is_new: bool = False) -> Iterator[Path]:
+    """Yield a private temporary file; on success it atomically replaces ``path``, on an error it is removed.
+
+    With ``is_new`` it replaces nothing: if there is such a file, or the disk has no hard links, that is an ``OSError``.
+    """
     if (url := url_of(path)) is not None:
         with tempfile.TemporaryDirectory() as folder:
             yield (partial := Path(folder, path.name))
@@ -171,13 +174,14 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         os.close(descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         yield partial
-        os.replace(partial, path)
-    except BaseException as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)  # if the disk is full, the space is needed
-        if isinstance(error, OSError) and error.filename == str(partial):
+        (os.link if is_new else os.replace)(partial, path)
+    except OSError as error:
+        if error.filename == str(partial):
             error.filename = str(path)  # the name that the user knows
         raise
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # if the disk is full, the space is needed
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -45,6 +45,11 @@ def overrides(instance: object, name: str, base: type) -> bool:
     return getattr(method, "__func__", method) is not getattr(base, name, None)
 
 
+def listed(callbacks: Any) -> list[Any]:
+    """Return callbacks as a list; one callback, several of them, or None may be given."""
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+
+
 class _Either(type):
     """Metaclass of a class that stands for a class and its twin, in ``isinstance`` and in type hints."""
 

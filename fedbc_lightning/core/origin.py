@@ -21,6 +21,8 @@ FOLDER = Path(__file__).parents[1]
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders into which packages are installed."""
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""Where an object lies in memory, as ``repr`` says of many; it changes from process to process."""
 SORTED = Repr()
 """``repr`` that sorts sets, whose order changes from process to process, and cuts what is very long."""
 for most in ("maxdict", "maxlist", "maxtuple", "maxset", "maxfrozenset", "maxother", "maxstring"):
@@ -90,7 +92,7 @@ def _told(value: Any) -> str:
     if isinstance(name, str):
         return name
     attributes = vars(value) if hasattr(value, "state_dict") else {}  # a loss does not show its arguments
-    return re.sub(" at 0x[0-9a-f]+", "", SORTED.repr((value, attributes)))
+    return ADDRESS.sub("", SORTED.repr((value, attributes)))
 
 
 def _is_users(part: Any) -> bool:

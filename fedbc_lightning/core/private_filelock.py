@@ -1,7 +1,9 @@
-"""A private part of filelock: how a lease is found to be dead.
+"""Private parts of filelock: how a lease is made, and how it is found to be dead.
 
-``SoftFileLease._try_break_stale_lock`` of filelock 3.32 compares the time of the last touch, which a server may have
-written, with the clock of this machine, so that a clock of another time would end the lock of a run that is alive.
+``SoftFileLock._acquire`` of filelock 3.32 makes the file and then writes into it, so that a process that is killed in
+between leaves a lock without an owner, which nobody removes in its first two seconds.
+``SoftFileLease._try_break_stale_lock`` compares the time of the last touch, which a server may have written, with the
+clock of this machine, so that a clock of another time would end the lock of a run that is alive.
 """
 
 from __future__ import annotations
@@ -13,10 +15,29 @@ from pathlib import Path
 
 from filelock import SoftFileLease
 from filelock._identity import owner_is_stale
+from filelock._marker import MarkerSoftFileLock
+from filelock._soft import _file_identity
 from filelock._util import break_lock_file
 
+from fedbc_lightning.core import files
 
-class Lease(SoftFileLease):
+
+class _Whole(MarkerSoftFileLock):
+    """A lock file that appears with its content."""
+
+    def _acquire(self) -> None:
+        path = Path(self.lock_file)
+        with suppress(OSError):  # such as that of a file system without hard links: filelock says what else is wrong
+            if not path.exists():
+                with files.replacing(path, is_new=True) as partial, files.open_file(partial, "wb") as file:
+                    self._write_lock_info(file.fileno())
+                opened = files.descriptor(path, os.O_WRONLY)
+                self._mark_descriptor_owned(opened, _file_identity(os.fstat(opened)))
+                return
+        super()._acquire()
+
+
+class Lease(SoftFileLease, _Whole):
     """A lease whose age is told by the clock of its file system alone."""
 
     def _try_break_stale_lock(self) -> None:

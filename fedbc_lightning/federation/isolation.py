@@ -128,7 +128,7 @@ class SharedAttributes:
         """Return a description of each attribute by name, which differs if the attribute has changed."""
         left, found = Budget(map(id, self._shared)), dict[str, Any]()
         for owner_name, owner in self._owners:
-            for key, value in _attributes(owner).items():
+            for key, value in attributes_of(owner).items():
                 name = f"{owner_name}.{key}".replace("data._datasets", "a client's data set")
                 left.is_partial = False
                 found[name] = left.describe(value)
@@ -138,11 +138,11 @@ class SharedAttributes:
 
     def noted(self) -> Callable[[], None]:
         """Return a function that gives the owners the attributes again that they have now, and what these hold."""
-        noted = [(owner, {key: _noted(v) for key, v in _attributes(owner).items()}) for _, owner in self._owners]
+        noted = [(owner, {key: _noted(v) for key, v in attributes_of(owner).items()}) for _, owner in self._owners]
 
         def put_back() -> None:
             for owner, attributes in noted:
-                for key in _attributes(owner).keys() - attributes.keys():
+                for key in attributes_of(owner).keys() - attributes.keys():
                     delattr(owner, key)
                 for key, value in attributes.items():
                     setattr(owner, key, value)
@@ -150,7 +150,7 @@ class SharedAttributes:
         return put_back
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def attributes_of(owner: Any) -> dict[str, Any]:
     """Return an owner's attributes that hold values of the user's; of a class, those that are no code."""
     if isinstance(owner, type):
         found = vars(owner).items()

@@ -78,7 +78,7 @@ def _is_abandoned(folder: Path) -> bool:
     """Return whether the folder holds only what a run writes before its first checkpoint, at most row 0 of tables."""
     paths = list(folder.rglob("*"))
     names = {path.name for path in paths}
-    is_ours = not names or names & {NAME, IDENTITY}  # the first files of a run
+    is_ours = not names or any(name.startswith((NAME, f".{NAME}", IDENTITY)) for name in names)  # its first files
     if not is_ours or any(path.is_symlink() for path in (folder, *paths)):
         return False
     if not all(map(_MADE_AT_THE_START.fullmatch, names)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,14 +20,15 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import files
 from fedbc_lightning.core.described import GENERATORS, content_hash
-from fedbc_lightning.core.origin import PACKAGE, source_hash
+from fedbc_lightning.core.lightning_names import listed
+from fedbc_lightning.core.origin import ADDRESS, PACKAGE, source_hash
 from fedbc_lightning.core.seeding import preserved_globals, seed_globals
 from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.data.sites import DataElsewhere
-from fedbc_lightning.federation.isolation import OWN
+from fedbc_lightning.federation.isolation import attributes_of
 from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
 from fedbc_lightning.run.settings import RunSettings
 
@@ -146,16 +146,14 @@ def identify(
         **flat("optimizer", getattr(model.configure_optimizers, "settings", {})),
         **{name: type(part).__name__ for name, part in parts.items()},
     }
-    kinds: list[Any] = [type(part) for part in parts.values()]
-    code = {f"the class {kind.__qualname__}": source_hash(kind) for kind in kinds}
-    code["the layers of the model"] = content_hash(re.sub("0x[0-9a-f]+", "", repr(model)))
-    callbacks: Any = settings.callbacks or ()
-    acting: list[Any] = [
-        each for each in (callbacks if isinstance(callbacks, Sequence) else [callbacks])
-        if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)
-    ]  # fmt: skip
-    acting += model.modules()
-    attributes = [(source_hash(part.__class__), part.__class__.__qualname__, _plain(part)) for part in acting]
+    code = {f"the class {type(part).__qualname__}": source_hash(part.__class__) for part in parts.values()}
+    code["the layers of the model"] = content_hash(ADDRESS.sub("", repr(model)))
+    callbacks = listed(settings.callbacks)
+    acting = [each for each in callbacks if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)]
+    attributes = []
+    for part in [*acting, *model.modules()]:
+        found = [(k, v) for k, v in attributes_of(part).items() if isinstance(v, (bool, int, float, str))]
+        attributes.append((source_hash(part.__class__), part.__class__.__qualname__, found))
     return Identity(
         # As they are read again, with lists for tuples
         settings=json.loads(json.dumps(plain_values(described))),
@@ -165,11 +163,6 @@ def identify(
         versions=VERSIONS,
         attributes=content_hash(attributes),
     )
-
-
-def _plain(part: Any) -> list[tuple[str, Any]]:
-    """Return the user's attributes that are numbers or texts, in which arguments that no setting tells are kept."""
-    return [(k, v) for k, v in vars(part).items() if k not in OWN and isinstance(v, (bool, int, float, str))]
 
 
 def _arguments(model: LightningModule) -> dict[str, Any]:

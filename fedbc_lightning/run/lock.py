@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -15,6 +14,7 @@ from filelock import Timeout
 from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_filelock import Lease
+from fedbc_lightning.run.identity import read
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +110,8 @@ def _said(lease: Lease) -> str:
 
 def _run_in(folder: Path) -> str:
     """Say by which hash its identity is known, and its job of a cluster, as far as ``run.json`` of the folder does."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        known = json.loads(files.read(folder / files.IDENTITY))
-        return f" (run {known['hash']}{', job ' + known['job'] if known['job'] else ''})"
-    return ""
+    known = read(folder)
+    return "" if known is None else f" (run {known[0].hash}{f', job {known[1]}' if known[1] else ''})"
 
 
 @contextmanager

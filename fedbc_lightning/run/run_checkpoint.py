@@ -46,7 +46,7 @@ def run_checkpoint(run: Run, states: dict[str, Any], num_rows: dict[str, int], *
     }
     content = lightning_checkpoint(run, module_state_of(run.federation, with_frozen=not is_last), ours)
     run.hooks.call_callbacks("on_save_checkpoint", content)
-    return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers
+    return content
 
 
 def states_of_users(run: Run) -> dict[str, Any]:
@@ -83,4 +83,4 @@ def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any
         content[module.CHECKPOINT_HYPER_PARAMS_NAME] = hparams_name(module)
         content[module.CHECKPOINT_HYPER_PARAMS_KEY] = kept_hparams(module.hparams)
     module.on_save_checkpoint(content)
-    return plain_copy(content)
+    return content

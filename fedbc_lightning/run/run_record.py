@@ -79,22 +79,22 @@ class RunRecord:
     @cached_property
     def config_text(self) -> str:
         """Text of ``config.yaml``."""
-        return _read(self.folder / "config.yaml", str) or ""
+        return read_parsed(self.folder / "config.yaml", str) or ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of ``config.yaml``."""
-        return _read(self.folder / "config.yaml", yaml.safe_load) or {}
+        return read_parsed(self.folder / "config.yaml", yaml.safe_load) or {}
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Content of ``partition.json``."""
-        return _read(self.folder / "partition.json", _partition_of) or {}
+        return read_parsed(self.folder / "partition.json", _partition_of) or {}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` says of settings, code and data."""
-        return _read(self.folder / IDENTITY, json.loads) or {}
+        return read_parsed(self.folder / IDENTITY, json.loads) or {}
 
     @property
     def missing(self) -> list[str]:
@@ -358,8 +358,12 @@ def read_table(path: Path) -> pd.DataFrame:
     return found
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> Any:
-    """Return the content of a file; None if there is no file."""
+def read_parsed(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Return the text of a file, or the mapping that ``parse`` finds in it; None if there is no file.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
     if not path.is_file():
         return None
     with _readable(path):

@@ -155,7 +155,7 @@ class Recorder:
             try:
                 with self.disk_told():
                     act()
-            except Exception as error:  # noqa: PERF203
+            except Exception as error:
                 if failure is None:
                     raise
                 if str(error) != str(failure):

@@ -12,7 +12,7 @@ import torch
 
 from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.storable import find_unreadable
+from fedbc_lightning.core.storable import find_unreadable, plain_copy
 
 # Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state
 KEY = "fedbc_lightning"
@@ -45,6 +45,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], 
     Raises:
         ConfigurationError: The checkpoint holds an object that could not be loaded again; the old file stays.
     """
+    checkpoint = plain_copy(checkpoint)  # the entries of module and callbacks may hold NumPy's numbers
     files.make_folder(path.parent)
     try:
         with files.replacing(path) as partial:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,15 +41,16 @@ class _Parsed(Built):
         """Do nothing; see the base class."""
 
 
-def parse(run: Run) -> dict[str, Any]:
-    """Return the complete config of a run as plain values, without the paths that it was read from.
+def parse(run: Run) -> Any:
+    """Return the complete config of a run, as the parser's Namespace.
 
     Raises:
         ConfigurationError: The command line is wrong; the message is the parser's.
     """
     with parser_errors(run):
-        config = _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config["fit"].as_dict()
-    return {key: value for key, value in config.items() if key != "config"}
+        config = _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config["fit"]
+    del config["config"]  # the paths that it was read from
+    return config
 
 
 def build(run: Run, command: str) -> Built:
@@ -89,7 +89,7 @@ def check_runs(study: Study) -> None:
         ConfigurationError: A command line is wrong or a setting is refused; the message names the run. Or the study is
             strict, and runs in its folder were of other code, data or versions.
     """
-    seed, (first, *others), configs = study.seed_list[0], study.variants, list[dict[str, Any]]()
+    seed, (first, *others), configs = study.seed_list[0], study.variants, list[Any]()
     for method in study.methods:
         configs += [_checked(study, study.run(first, method, seed, tried)) for tried in method.each_value()]
         if method.tuned:
@@ -101,7 +101,7 @@ def check_runs(study: Study) -> None:
     _check_unchanged(study, configs)
 
 
-def _checked(study: Study, run: Run) -> dict[str, Any]:
+def _checked(study: Study, run: Run) -> Any:
     parsed = parse(run)
     trainer, data = parsed["trainer"], parsed["data"] or {}
     asked = {
@@ -120,7 +120,7 @@ def _checked(study: Study, run: Run) -> dict[str, Any]:
     return parsed
 
 
-def _check_unchanged(study: Study, configs: list[dict[str, Any]]) -> None:
+def _check_unchanged(study: Study, configs: list[Any]) -> None:
     """Warn of runs in the study's folder that were of other code, data or versions, or refuse them if it is strict.
 
     Samples are read of the oldest run first: if it has those of today, so have the later ones of the same data.
@@ -130,7 +130,7 @@ def _check_unchanged(study: Study, configs: list[dict[str, Any]]) -> None:
         configs: Complete configs, in which the classes of all runs are named.
     """
     code: dict[str, set[str]] = {}
-    for path in set(re.findall(r"'class_path': '([\w.]+)'", repr(configs))):
+    for path in {path for config in configs for key, path in config.items() if key.endswith("class_path")}:
         with contextlib.suppress(ImportError, AttributeError):
             kind = import_object(path)
             code.setdefault(f"the class {kind.__qualname__}", set()).add(source_hash(kind))
@@ -180,7 +180,7 @@ def check_data_files(study: Study) -> None:
     for run in {run.named_data: run for run in study.runs()}.values():
         try:
             data_of(run)
-        except ConfigurationError as error:  # noqa: PERF203
+        except ConfigurationError as error:
             missing[str(error).rstrip(".")] = None
     if missing:
         raise ConfigurationError(" | ".join(missing) + "; docs/data.md says where to get it. No run was begun.")

@@ -21,8 +21,8 @@ import yaml
 
 from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import read, write
-from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.core.files import write
+from fedbc_lightning.run.run_record import RunRecord, read_parsed
 
 # Largest length of a folder's name in bytes; most file systems allow 255.
 MAX_BYTES = 250
@@ -187,12 +187,7 @@ def read_note(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: It was changed so that it cannot be read.
     """
-    try:
-        return json.loads(read(folder / NOTE))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ConfigurationError(f"'{folder / NOTE}' cannot be read: {error}; remove that folder.") from None
+    return read_parsed(folder / NOTE, json.loads) or {}
 
 
 def has_ended(folder: Path) -> bool:
@@ -236,7 +231,7 @@ def note_beginning(run: Run, since: float) -> bool:
     if losses >= MAX_LOSSES:
         note_end(run, error=LOST)
         return False
-    _write(run, is_finished=False, began_at=time.time(), round=reached, losses=losses)
+    write_note(run, is_finished=False, began_at=time.time(), round=reached, losses=losses)
     return True
 
 
@@ -247,13 +242,9 @@ def note_end(run: Run, error: str | None = None) -> None:
         run: The run.
         error: Reason why it failed, in one sentence; None if it finished.
     """
-    _write(run, is_finished=error is None, error=error, ended_at=time.time())
+    write_note(run, is_finished=error is None, error=error, ended_at=time.time())
 
 
-def note_stop(run: Run) -> None:
-    """Note that a run was stopped from outside, which is neither an end nor a loss: it waits to go on."""
-    _write(run, is_finished=False)
-
-
-def _write(run: Run, **note: Any) -> None:
+def write_note(run: Run, **note: Any) -> None:
+    """Write the note in a run's folder."""
     write(run.folder / NOTE, json.dumps({"run": run.identity(), **note}, indent=1))

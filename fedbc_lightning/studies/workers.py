@@ -36,7 +36,7 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
-from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, note_stop
+from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, write_note
 from fedbc_lightning.studies.tuning import tune
 
 # Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
@@ -239,7 +239,7 @@ def do_if_free(run: Run, since: float) -> None:
             return
         error = _error_of(_words(run), run.folder / "log.txt")
         if error == STOPPED:
-            note_stop(run)
+            write_note(run, is_finished=False)  # neither an end nor a loss: it waits to go on
             sys.exit(1)
         note_end(run, error)
 

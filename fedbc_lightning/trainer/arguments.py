@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.lightning_names import AnyCallback, both, overrides
+from fedbc_lightning.core.lightning_names import AnyCallback, both, listed, overrides
 from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.run.settings import RunSettings
@@ -64,7 +64,7 @@ def with_callbacks_of(model: LightningModule, callbacks: list[Callback]) -> list
     As in Lightning, the module's replace the trainer's of the same class or of a class above it. Those that only watch
     parts of lightning.Trainer are left out with a line, because the module need not be changed for them.
     """
-    given = _listed(model.configure_callbacks())
+    given = listed(model.configure_callbacks())
     skipped = sorted({type(each).__name__ for each in given if refused_kind(type(each)) in WATCHING_CALLBACKS})
     if skipped:
         rank_zero_info(
@@ -79,10 +79,6 @@ def with_callbacks_of(model: LightningModule, callbacks: list[Callback]) -> list
     return [*kept, *of_module]
 
 
-def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, AnyCallback) else list(given or [])
-
-
 def check_callbacks(given: Any) -> list[Callback]:
     """Return the callbacks that the settings or the module gave, a list of them, one or None, as a list.
 
@@ -90,7 +86,7 @@ def check_callbacks(given: Any) -> list[Callback]:
         ConfigurationError: A callback cannot work with federated rounds, is none, or is an EarlyStopping that checks
             after local epochs.
     """
-    callbacks = _listed(given)
+    callbacks = listed(given)
     for callback in callbacks:
         if not isinstance(callback, AnyCallback):
             raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from faults.runs import Bench, Case, Child, kind
 
-EVENTS = ("os.rename", "os.truncate", "os.mkdir", "os.remove")
+EVENTS = ("os.rename", "os.link", "os.truncate", "os.mkdir", "os.remove")
 CALLS = ("fsync", "fdatasync", "pwrite", "ftruncate")
 TEMPORARY = re.compile(r"^\.(.+)\.[0-9a-f]+\.tmp$")
 BYTES_OF_A_WRITE = 10
@@ -42,6 +42,7 @@ class Operation(NamedTuple):
 
 PLACED = (
     ("inside", Operation("write last.ckpt", 3)),  # in the temporary file
+    ("inside", Operation("create .lock", 1)),  # in what it says of its owner
     ("before", Operation("os.rename last.ckpt", 3)),  # it is complete, and not replaced
     ("inside", Operation("open clients.csv", 3)),  # in a row of round 2
     ("before", Operation("create last.ckpt", 3)),  # between tables and checkpoint
@@ -64,13 +65,12 @@ def watch(root: Path, see: Callable[[Operation, int], None]) -> None:
     def seen(verb: str, path: Any, begin: int = 0) -> None:
         path = os.path.abspath(str(path))
         if path.startswith(f"{root}/"):
-            name = f"{verb} " + TEMPORARY.sub(r"\1", Path(path).name)
-            counts[name] += 1
+            counts[name := f"{verb} " + TEMPORARY.sub(r"\1", Path(path).name)] += 1
             see(Operation(name, counts[name]), begin)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS:
-            seen(event, arguments[1 if event == "os.rename" else 0])
+            seen(event, arguments[event in ("os.rename", "os.link")])
         elif event == "open" and arguments[1] is None:  # os.open, by which the package opens all files
             path, _, flags = arguments
             if flags & (os.O_EXCL | os.O_TRUNC):
@@ -145,7 +145,7 @@ def at_operations(bench: Bench, count: int, rng: random.Random) -> Iterator[Case
     """The run dies before an operation on a file, or in the middle of what it writes."""
     found = operations(bench)
     placed = [(where, moment) for where, moment in PLACED if moment in found]
-    written = [("inside", one) for one in found if one.name.startswith(("write", "pwrite"))]
+    written = [("inside", one) for one in found if one.name.startswith(("write", "pwrite", "create"))]
     others = [one for one in [("before", one) for one in found] + written if one not in placed]
     for where, moment in [*placed, *rng.sample(others, min(max(0, count - len(placed)), len(others)))][:count]:
 

@@ -55,8 +55,8 @@ def _in_place() -> Patches:
 
     replacing = files.replacing
 
-    def mutant(path: Path) -> AbstractContextManager[Path]:
-        return nullcontext(path) if path.suffix == ".ckpt" else replacing(path)
+    def mutant(path: Path, **options: bool) -> AbstractContextManager[Path]:
+        return nullcontext(path) if path.suffix == ".ckpt" else replacing(path, **options)
 
     return [patch.object(files, "replacing", mutant)]
 

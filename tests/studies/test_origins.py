@@ -21,7 +21,7 @@ def rows(origins, **given):
         **{"base": "digits.yaml", "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.5}}} | given, origins=origins
     )
     configs = {
-        (variant, method.name, 0): parse(study.run(variant, method, 0, method.first()))
+        (variant, method.name, 0): parse(study.run(variant, method, 0, method.first())).as_dict()
         for variant in study.variants for method in study.methods
     }  # fmt: skip
     records = {place: SimpleNamespace(config=config) for place, config in configs.items()}
