@@ -16,7 +16,6 @@ from pathlib import Path
 from filelock import SoftFileLease
 from filelock._identity import owner_is_stale
 from filelock._marker import MarkerSoftFileLock
-from filelock._soft import _file_identity
 from filelock._util import break_lock_file
 
 from fedbc_lightning.core import files
@@ -32,7 +31,7 @@ class _Whole(MarkerSoftFileLock):
                 with files.replacing(path, is_new=True) as partial, files.open_file(partial, "wb") as file:
                     self._write_lock_info(file.fileno())
                 opened = files.descriptor(path, os.O_WRONLY)
-                self._mark_descriptor_owned(opened, _file_identity(os.fstat(opened)))
+                self._mark_descriptor_owned(opened, (os.fstat(opened).st_dev, os.fstat(opened).st_ino))
                 return
         super()._acquire()
 

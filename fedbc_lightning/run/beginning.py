@@ -22,7 +22,8 @@ from fedbc_lightning.run.identity import Identity, identify, read
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.settings import RunSettings
-from fedbc_lightning.state import checkpoint, file_rows
+from fedbc_lightning.state import file_rows
+from fedbc_lightning.state.checkpoint import KEY, load
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def _read(path: Path | None, request: Request, fabric: Fabric, lock: RunLock) ->
     folder = run_folder.run_of(path)
     if folder is not None and request.fn == TrainerFn.FITTING and fabric.is_global_zero:
         lock.take(folder)  # first: another process could replace the checkpoint while this one reads it
-    return checkpoint.load(path)
+    return load(path)
 
 
 def set_data_up(request: Request, fabric: Fabric, saved: dict[str, Any] | None) -> None:
@@ -120,7 +121,7 @@ def begin(run: Run, beginning: Beginning, request: Request) -> None:
 def _restore(run: Run, saved: dict[str, Any], request: Request) -> None:
     # The order matters: frozen weights are put back before on_load_checkpoint, which may look at the whole state dict,
     # and callbacks come last, because their hooks may read the progress and the module.
-    ours = saved[checkpoint.KEY]
+    ours = saved[KEY]
     state, module, path = ours["federation"], run.user.module, run.path
     checkpoint_content.prepare_for(run.federation, state, path or "")
     saved["state_dict"] = checkpoint_content.with_frozen_parameters(
@@ -194,7 +195,7 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
     alike = [folder for folder in same if (found := known[folder]) is not None and identity.is_alike(found[0])]
     # Checkpoints are large, so only as many are read as it takes to find one to go on with.
     newest = (folder / run_folder.LAST for folder in reversed(alike or same))
-    own = next((path for path in newest if alike or not is_fit or _round_of(path) < settings.max_rounds), None)
+    own = next((p for p in newest if alike or not is_fit or load(p)[KEY]["round"] < settings.max_rounds), None)
     if own is not None:
         if not is_asked:
             rank_zero_info(f"This job was started again; the checkpoint of its run is '{own}'.")
@@ -217,7 +218,3 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
         said = f"WARNING: '{folder}' is another run ({why}): this one starts at round 0; to go on there, name it. "
     rank_zero_only(log.warning)((said + ("" if known else did_you_mean(experiment.name, beside, ""))).rstrip())
     return None
-
-
-def _round_of(path: Path) -> int:
-    return checkpoint.load(path)[checkpoint.KEY]["round"]

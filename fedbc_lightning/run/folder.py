@@ -69,7 +69,9 @@ def claim(folder: Path, label: str, lock: RunLock) -> Path:
                 if not _is_abandoned(path):
                     continue
             if lock.owner_after_trying(path) is None:
-                _empty(path)
+                for left in path.iterdir():  # none of them is the user's
+                    if left.name != NAME:
+                        remove(left)
                 break
     return path
 
@@ -84,13 +86,6 @@ def _is_abandoned(folder: Path) -> bool:
     if not all(map(_MADE_AT_THE_START.fullmatch, names)):
         return False
     return all(len((folder / name).read_bytes().splitlines()) <= 2 for name in TABLES[:2] if name in names)
-
-
-def _empty(folder: Path) -> None:
-    """Remove all files but the lock; :func:`_is_abandoned` has checked that none of them is the user's."""
-    for path in folder.iterdir():
-        if path.name != NAME:
-            remove(path)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
