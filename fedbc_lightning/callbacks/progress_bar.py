@@ -24,7 +24,6 @@ from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, M
 from fedbc_lightning.core.printing import Console, NotebookOutput, stream_handlers
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.distributed.interrupts import Interrupts, StoppedError
-from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.monitors import is_of_evaluation
 from fedbc_lightning.run.folder import how_to_go_on
@@ -280,9 +279,7 @@ def describe(trainer: RunView) -> str:
         + f", resumed after round {trainer.current_round}" * (trainer.current_round > 0),
     ]
     notes = []
-    if TAKEN in federation.clients.scalar_names:
-        notes.append("No .../local metrics: the clients' own models stay with them.")
-    elif not federation.local_models.exist and not federation.algorithm.trains_pooled:
+    if not federation.local_models.exist and not federation.algorithm.trains_pooled:
         notes.append("No .../local metrics: all clients' models take over 64 MiB; keep_local_models=true keeps them.")
     if trainer.eval_clients == 0:
         notes.append("Clients are not evaluated one by one (no .../local, no .../worst10): trainer.eval_clients is 0.")

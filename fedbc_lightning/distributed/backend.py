@@ -8,18 +8,18 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Worker(Protocol):
-    """Trains clients from messages; a :class:`~fedbc_lightning.trainer.client_round.ClientRound` is one."""
+    """Does what messages ask of clients; a :class:`~fedbc_lightning.trainer.client_round.ClientRound` is one."""
 
     def answer(self, start: bytes, down: bytes) -> bytes:
-        """Train the clients of a message in a round, and return what they send."""
+        """Do what a message asks the clients for, and return what they send."""
 
 
 class Ask(NamedTuple):
-    """A message to clients that train together.
+    """A message to clients that train or are evaluated together.
 
     Attributes:
         clients: Their numbers.
-        num_steps: Number of steps that all of them together are asked to take.
+        num_steps: Number of steps that all of them together are asked to take, or of samples in an evaluation.
         down: The message.
     """
 
@@ -49,8 +49,8 @@ class Backend(ABC):
             share of the clients that it trains together, for each worker.
         keeps_rows: Whether clients' vectors stay in ``ClientRound.rows`` of a client's own worker; else they lie at the
             server and travel with the messages.
-        keep_messages: Whether all messages of a run are kept in its folder, so that ``fedbc-cli verify`` can work out
-            a client's round again.
+        keep_messages: Whether all messages of a run's training are kept in its folder, so that ``fedbc-cli verify`` can
+            work out a client's round again.
     """
 
     clients_per_message: int | None = 1
@@ -71,10 +71,12 @@ class Backend(ABC):
 
     @abstractmethod
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
-        """Have all messages of a round answered, and yield the index of each with its answer, as they come.
+        """Have all messages of a round or an evaluation answered, and yield the index of each with its answer.
+
+        Answers may come in any order.
 
         Args:
-            start: The message that all clients of the round are sent.
+            start: The message that all of these clients are sent.
             asks: The messages.
         """
 

@@ -33,21 +33,21 @@ SECONDS_OF_WAIT = 0.1
 
 
 class Ray(Backend):
-    """Has the clients trained by actors of Ray, on this machine or in a cluster.
+    """Has the clients trained and evaluated by actors of Ray, on this machine or in a cluster.
 
     The actor that is free gets the longest message that is left. One that is lost costs no round: its message is given
     to another one, and a new actor takes its place.
 
     Args:
-        num_actors: Number of actors; None: one per GPU, or without GPUs one per core, and no more than a round has
-            clients.
+        num_actors: Number of actors; None: one per GPU, or without GPUs one per core, and no more than there are
+            clients to train or evaluate.
         gpus_per_actor: Number of GPUs of each actor, a fraction if some share one; None: all that there are are shared
             out.
         clients_per_message: Largest number of clients in a message; None: one, and with the vectorized engine an even
             share of the clients that it trains together, for each actor.
         address: Address of a running cluster, as in ``ray.init``, such as ``auto``; None: that of the environment
             variable ``RAY_ADDRESS``, or else a cluster of this machine that starts and ends with the run.
-        keep_messages: Whether all messages are kept in the run folder, for ``fedbc-cli verify``.
+        keep_messages: Whether all messages of training are kept in the run folder, for ``fedbc-cli verify``.
     """
 
     def __init__(

@@ -82,6 +82,8 @@ class ClientsTogether:
         draws random numbers, or gives other numbers.
         """
         mapped, share = self._mapped, self._evaluator.share
+        if all(len(unit) < FEW for unit in self._units(tasks)):  # nothing would be compared
+            return self._one_by_one(share(tasks))
         reason = self._first_reason(mapped.obstacle())  # ranks must agree, and their callbacks may differ
         units = share(self._units(tasks) if reason is None else [[task] for task in tasks])
         mine = {task for unit in units for task in unit}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Results, SingleModels, Task
@@ -37,6 +38,8 @@ class Evaluator(SingleModels):
         client_ids: The clients to evaluate, of those that train.
         heldout_ids: The clients to evaluate, of those that are held out.
         finetune_steps: The argument of this name.
+        elsewhere: Has clients evaluated in place of this process, if it is not None: those that train, those that are
+            held out, models and round; it returns values of tasks by split, in the order of the clients.
 
     Raises:
         ConfigurationError: There are fewer clients than are to be evaluated, or none to fine-tune z on.
@@ -62,6 +65,7 @@ class Evaluator(SingleModels):
                 "data.heldout_clients, e.g. 0.2, or leave the steps out."
             )
         self.finetune_steps = finetune_steps
+        self.elsewhere: Callable[[list[int], list[int], Models, int], dict[str, Results]] | None = None
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
         """Evaluate models on splits; nothing is done if the module has no ``test_step`` and no ``validation_step``.
@@ -71,15 +75,33 @@ class Evaluator(SingleModels):
             models: Models that are evaluated.
             round: Round, from which seeds are derived.
         """
+        # Data of all clients together, such as a test set of the server's, are where the run is.
+        found = self.measure(splits, models, round, None if self.elsewhere is None else {POOLED})
+        if self.elsewhere is not None and found:
+            theirs = self.elsewhere(self.client_ids, self.heldout_ids, models, round)
+            found = {split: values | theirs.get(split, {}) for split, values in found.items()}
         evaluation = Evaluation()
-        wanted = self.measurements(splits, models, round)
-        found = {what.split: self._measure(what) for what in wanted}
-        if self.finetune_steps and wanted:
-            for split, values in self._measure_fine_tuned(wanted).items():
-                found[split] |= values
         for split, results in found.items():
             summarise(evaluation, split, results, self.datamodule)
         return evaluation
+
+    def measure(
+        self, splits: Sequence[str], models: Models, round: int, clients: Collection[int] | None = None
+    ) -> dict[str, Results]:
+        """Return the values of each task by split; see :meth:`run` for the other arguments.
+
+        Args:
+            splits: As there.
+            models: As there.
+            round: As there.
+            clients: Clients whose tasks are done, -1 for the pooled data; None: all.
+        """
+        wanted = self.measurements(splits, models, round)
+        found = {what.split: self._measure(what, clients) for what in wanted}
+        if self.finetune_steps and wanted:
+            for split, values in self._measure_fine_tuned(wanted, clients).items():
+                found[split] |= values
+        return found
 
     def measurements(self, splits: Sequence[str], models: Models, round: int) -> list[Measurement]:
         """Return what is measured on these splits; see :meth:`run` for the arguments."""
@@ -99,9 +121,10 @@ class Evaluator(SingleModels):
             tasks += [("local", i) for i in clients]
         return tasks
 
-    def _measure(self, what: Measurement) -> Results:
-        """Do a measurement on all ranks, and return the values of each task by name."""
+    def _measure(self, what: Measurement, clients: Collection[int] | None) -> Results:
+        """Do a measurement of these clients on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
+        tasks = [task for task in tasks if clients is None or task[1] in clients]
         if mapped is None:
             results = self.one_by_one(self.share(tasks), what)
         else:
@@ -110,13 +133,14 @@ class Evaluator(SingleModels):
         merged = self.merge(results)
         return {task: merged[task] for task in tasks if task in merged}
 
-    def _measure_fine_tuned(self, wanted: Sequence[Measurement]) -> dict[str, Results]:
+    def _measure_fine_tuned(self, wanted: Sequence[Measurement], clients: Collection[int] | None) -> dict[str, Results]:
         """Train a copy of z on each held-out client by the user's optimizer, and evaluate it there, on all ranks.
 
         Args:
             wanted: What is measured, with equal models and rounds; the task name is ``"finetuned"``.
+            clients: The clients among whom they are; None: all.
         """
-        engine, cohorts = self.engine, self.share(self.fine_tuned_cohorts())
+        engine, cohorts = self.engine, self.share(self.fine_tuned_cohorts(clients))
         engine.bench.work.start_round(sum(map(len, cohorts)))
         found = {what.split: Results() for what in wanted}
         for cohort in cohorts:
@@ -125,10 +149,10 @@ class Evaluator(SingleModels):
         engine.bench.user.best_metrics.join(self.fabric)
         return {split: self.merge(values) for split, values in found.items()}
 
-    def fine_tuned_cohorts(self) -> list[list[int]]:
-        """Return the held-out clients that are trained together; there are none without ``finetune_steps``."""
+    def fine_tuned_cohorts(self, among: Collection[int] | None = None) -> list[list[int]]:
+        """Return the held-out clients, of some or all, that are trained together; there are none without steps."""
         # The engine trains as many clients at once as in a round; which ones does not depend on the number of ranks.
-        clients = self.heldout_ids if self.finetune_steps else []
+        clients = [i for i in self.heldout_ids if self.finetune_steps and (among is None or i in among)]
         positions = self.engine.group(range(len(clients)), [self.finetune_steps] * len(clients), ())
         return [[clients[position] for position in cohort] for cohort in positions]
 

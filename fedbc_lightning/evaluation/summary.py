@@ -42,7 +42,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     """Add the results of a split to an evaluation.
 
     A metric that some clients do not log, or that is NaN (of a class that they do not have), is summarised over those
-    that have it, and their number is a metric, too.
+    that have it, and their number is a metric, too. Where no place has the data of all clients, the mean over their
+    samples stands for the global model's metric on these.
 
     Args:
         evaluation: Evaluation to complete.
@@ -81,6 +82,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 weighted = what._replace(place="local_weighted")
                 metrics[what.name] = float(values.mean())
                 metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
+            if which == "global" and ("global", -1) not in results:
+                metrics[what.name] = float(np.average(values, weights=sizes[clients]))
             if which == fair and len(clients) < len(trained):
                 metrics[what._replace(place="num_clients").name] = float(len(clients))
             if which == fair and split == "test":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ from fedbc_lightning.data import FederatedDataModule, SitesDataModule
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.datasets import labels_of, num_items
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import (
+    Answer,
     Down,
     Facts,
+    Measured,
     MessageError,
     MessageHash,
     RoundStart,
@@ -41,11 +45,19 @@ from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.round_results import TrainedShare
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import Cohort
+from fedbc_lightning.state.layout import is_same
 
 log = logging.getLogger(__name__)
 
 # Values of the server that clients of every method read
 ALWAYS = ("z", "buffers", "counters")
+
+# What clients are sent to evaluate: the global model, and the one of which their own are made, as hooks around an
+# evaluation may change the first
+EVALUATED = ("z", "counters", "own z", "own counters")
+
+# Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
+MESSAGES_PER_WORKER = 4
 
 
 def form(federation: Federation, frozen: dict[str, str]) -> str:
@@ -65,23 +77,37 @@ def _values_for_clients(federation: Federation) -> dict[str, Tensor]:
     return {name: federation.server[name] for name in (*ALWAYS, *federation.declaration.for_clients)}
 
 
-def start_of(federation: Federation, received: Tensor, form: str) -> RoundStart:
-    """Return what all clients of the server's round are sent, with the z (d,) that they receive."""
-    layout, values = federation.layout, _values_for_clients(federation) | {"z": received}
+def start_of(federation: Federation, form: str, round: int, values: dict[str, Tensor]) -> RoundStart:
+    """Return what all clients of a round are sent, with these values of the server."""
+    layout = federation.layout
     return RoundStart(
-        form, federation.server.round, values, federation.schedule.learning_rates, federation.grad_scale,
+        form, round, values, federation.schedule.learning_rates, federation.grad_scale,
         layout.written, layout.changing, checkpoint_content.set_by_hooks(federation),
     )  # fmt: skip
 
 
 def down_of(federation: Federation, positions: list[int], local: LocalTraining | None) -> Down:
     """Return the message to clients of the round, by their positions in it."""
-    store, clients = federation.clients, [federation.server.ids[position] for position in positions]
-    scalars = {name: store.gather(name, clients) for name in store.scalar_names}
+    clients = [federation.server.ids[position] for position in positions]
+    return Down(clients, positions, None if local is None else asdict(local), **_state_of(federation, clients))
+
+
+def evaluation_of(federation: Federation, clients: list[int]) -> Down:
+    """Return the message to clients that evaluate the global model and their own."""
+    best = {key: held for key, held in federation.user.best_metrics.values.items() if int(key.split()[-1]) in clients}
+    state = _state_of(federation, clients, is_evaluated=True)
+    return Down(clients, [], None, **state, task="evaluate", best_metrics=best)
+
+
+def _state_of(federation: Federation, clients: list[int], *, is_evaluated: bool = False) -> dict[str, Any]:
+    """Return what clients have, or if they are evaluated, of what their own models are made after the round."""
+    store, staged = federation.clients, is_evaluated
+    scalars = {name: store.gather(name, clients, staged=staged) for name in store.scalar_names}
     taken = scalars.pop(TAKEN).int().tolist() if TAKEN in scalars else []
     vectors = [] if taken else [name for name in store.names if name not in store.scalar_names]
-    rows = {name: [store.vector(name, i) for i in clients] for name in vectors}
-    return Down(clients, positions, None if local is None else asdict(local), scalars, rows, taken=taken)
+    vectors = federation.local_models.read_from(vectors) if is_evaluated else vectors
+    rows = {name: [store.vector(name, i, staged=staged) for i in clients] for name in vectors}
+    return {"scalars": scalars, "rows": rows, "taken": taken}
 
 
 def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
@@ -136,6 +162,29 @@ def take_start(federation: Federation, start: RoundStart) -> None:
     server.round = start.round
 
 
+def _take_down(federation: Federation, down: Down) -> None:
+    """Let the federation of a worker take over what clients keep."""
+    store = federation.clients
+    for name, scalars in down.scalars.items():
+        store.stage(name, down.clients, scalars)
+    for name, rows in down.rows.items():
+        for client, row in zip(down.clients, rows, strict=True):
+            store.stage(name, [client], row[None])
+    store.commit()
+
+
+def evaluate(federation: Federation, evaluator: Evaluator, start: RoundStart, down: Down) -> Measured:
+    """Evaluate the global model and own models of clients as a message asks for, on the federation of a worker."""
+    _take_down(federation, down)
+    best = federation.user.best_metrics
+    best.values = down.best_metrics
+    z, counters, *own = (start.server[name].to(federation.user.device) for name in EVALUATED)
+    models = replace(federation.models_beside(*own), z=z, counters=counters)
+    results = evaluator.measure(("test", "val"), models, start.round, down.clients)
+    staged, best.staged = best.staged, {}
+    return Measured(start.form, start.round, down.clients, results, staged)
+
+
 def work(federation: Federation, start: RoundStart, down: Down) -> Up:
     """Train clients as a message asks for, on the federation of a worker; this is the clients' half.
 
@@ -144,14 +193,8 @@ def work(federation: Federation, start: RoundStart, down: Down) -> Up:
         start: What all clients of the round were sent.
         down: The message.
     """
-    server, store = federation.server, federation.clients
-    server.ids = down.clients
-    for name, scalars in down.scalars.items():
-        store.stage(name, down.clients, scalars)
-    for name, rows in down.rows.items():
-        for client, row in zip(down.clients, rows, strict=True):
-            store.stage(name, [client], row[None])
-    store.commit()
+    store, federation.server.ids = federation.clients, down.clients
+    _take_down(federation, down)
     cohort = federation.make_cohort(down.clients, down.positions)
     cohort.local = None if down.local is None else LocalTraining(**down.local)
     written = federation.written_by(lambda: federation.train_clients(cohort), len(down.clients))
@@ -204,7 +247,7 @@ def in_order(answers: Iterable[tuple[int, bytes | Lost]]) -> Iterator[tuple[int,
 
 
 class Elsewhere:
-    """Has the clients of rounds trained by a backend.
+    """Has the clients of rounds trained and evaluated by a backend.
 
     Args:
         federation: The federation at the server.
@@ -226,11 +269,10 @@ class Elsewhere:
             sums: The sums of the round.
         """
         federation, server = self._federation, self._federation.server
-        if self._frozen is None:  # hooks of the start may have written them
-            self._frozen = federation.layout.frozen.hashes()
-        form_here = form(federation, self._frozen)
         # Once per round: a random code of z must be the same for all clients.
-        start = encode(start_of(federation, federation.channel.broadcast(server), form_here))
+        values = _values_for_clients(federation) | {"z": federation.channel.broadcast(server)}
+        begun = start_of(federation, self._form(), server.round, values)
+        start = encode(begun)
         groups, started = self._groups(participants), MessageHash(start)
         asks = [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
@@ -240,7 +282,7 @@ class Elsewhere:
         # In the order of the clients, as one process takes them: then the sums have the same bits.
         for index, answer in in_order(self._backend.work(start, asks)):
             ask = asks[index]
-            up = self._read(ask, groups[index], answer, form_here)
+            up = self._read(Up, ask, answer, begun, groups[index])
             if up is None or isinstance(answer, Lost):
                 participants.missing.update(dict.fromkeys(ask.clients, "absent"))
                 continue
@@ -263,6 +305,42 @@ class Elsewhere:
                 f"{federation.algorithm} needs all of them; the state of the round before is kept."
             )
         return TrainedShare(records, counters, list(dict.fromkeys(written)))
+
+    def evaluate(self, clients: list[int], heldout: list[int], models: Models, round: int) -> dict[str, Results]:
+        """Have clients evaluated; one whose answer is lost is left out.
+
+        Args:
+            clients: Clients that train.
+            heldout: Clients that are held out.
+            models: The global model that is evaluated; own models are those of the federation.
+            round: Number of the round.
+
+        Returns:
+            Values of tasks by split, in the order of the clients.
+        """
+        federation, found, own = self._federation, dict[str, Results](), self._federation.models()
+        z = own.z if is_same(own.z, models.z) else models.z  # one tensor travels once
+        values = dict(zip(EVALUATED, (z, models.counters, own.z, own.counters), strict=True))
+        start, asks = start_of(federation, self._form(), round, values), list[Ask]()
+        sizes = federation.datamodule.num_samples("test") + federation.datamodule.num_samples("val")
+        for of in filter(None, (clients, heldout)):
+            most = self._backend.clients_per_message
+            most = most or math.ceil(len(of) / MESSAGES_PER_WORKER / self._backend.num_workers(len(of)))
+            for group in (of[k : k + most] for k in range(0, len(of), most)):
+                asks.append(Ask(group, int(sizes[group].sum()), encode(evaluation_of(federation, group))))
+        for index, answer in in_order(self._backend.work(encode(start), asks) if asks else ()):
+            measured = self._read(Measured, asks[index], answer, start)
+            if measured is not None:
+                federation.user.best_metrics.staged |= measured.best_metrics
+                for split, results in measured.results.items():
+                    found[split] = found.get(split, {}) | results
+        return found
+
+    def _form(self) -> str:
+        """Return what clients compare with theirs."""
+        if self._frozen is None:  # hooks of the start may have written them
+            self._frozen = self._federation.layout.frozen.hashes()
+        return form(self._federation, self._frozen)
 
     def _ask(self, positions: list[int], participants: Participants) -> Ask:
         """Return the message to clients of the round, by their positions in it."""
@@ -289,23 +367,33 @@ class Elsewhere:
                 most = math.ceil(max(map(len, cohorts)) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
-    def _read(self, ask: Ask, positions: list[int], answer: bytes | Lost, form: str) -> Up | None:
+    def _read(
+        self, kind: type[Answer], ask: Ask, answer: bytes | Lost, start: RoundStart, positions: list[int] | None = None
+    ) -> Answer | None:
         """Return the message that a backend has brought, or say why it is not used."""
-        federation, server = self._federation, self._federation.server
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
-            up = decode(answer, Up)
-            if (up.form, up.round, up.clients, up.positions) != (form, server.round, ask.clients, positions):
-                raise MessageError(f"it is one of clients {up.clients} in round {up.round} of form {up.form}")
-            size, num_buffers = federation.layout.num_parameters, federation.layout.num_buffers
-            if not up.written:
-                whole = up.w.new_empty(len(ask.clients), size)
-                check_shapes({"w": up.w}, {"w": whole}, "the clients'")
-                check_shapes({"b": up.buffers}, {"b": up.buffers.new_empty(len(ask.clients), num_buffers)}, "buffers")
+            found = decode(answer, kind)
+            is_asked = (found.clients, getattr(found, "positions", None)) == (ask.clients, positions)
+            if not is_asked or (found.form, found.round) != (start.form, start.round):
+                raise MessageError(f"it is one of clients {found.clients} in round {found.round} of form {found.form}")
+            self._check(found)
         except MessageError as error:
-            names = federation.datamodule.client_names
+            names = self._federation.datamodule.client_names
             who = ", ".join(str(client if names is None else names[client]) for client in ask.clients)
-            rank_zero_only(log.warning)(f"round {server.round}: client {who} sent nothing that can be used: {error}.")
+            rank_zero_only(log.warning)(f"round {start.round}: client {who} sent nothing that can be used: {error}.")
             return None
-        return up
+        return found
+
+    def _check(self, found: Up | Measured) -> None:
+        """Raise a MessageError if an answer cannot be taken."""
+        layout, num_clients = self._federation.layout, len(found.clients)
+        if isinstance(found, Measured):
+            if not {client for results in found.results.values() for _, client in results} <= {*found.clients}:
+                raise MessageError("it has values of other clients")
+        elif not found.written:
+            whole = found.w.new_empty(num_clients, layout.num_parameters)
+            check_shapes({"w": found.w}, {"w": whole}, "the clients'")
+            buffers = found.buffers.new_empty(num_clients, layout.num_buffers)
+            check_shapes({"b": found.buffers}, {"b": buffers}, "buffers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -451,12 +452,15 @@ class Federation:
         self.user.shim.leave_clients()
 
     def models(self) -> Models:
-        """What is evaluated after this round, as staged."""
+        """Return what is evaluated after this round, as staged."""
         size = self.layout.num_parameters + self.layout.num_buffers
         z = methods.checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
-        counters, kept = self.server.staged("counters"), self.server.kept
+        models = self.models_beside(z, self.server.staged("counters"))
         # Vectors that stay with clients elsewhere are not those of this store.
-        is_here = TAKEN not in self.clients.scalar_names
-        local = self.local_models.staged(self.server, self.clients) if is_here else None
-        weights = self.local_models.staged_weights(self.clients) if is_here else None
-        return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)
+        return replace(models, local=None, local_weights=None) if TAKEN in self.clients.scalar_names else models
+
+    def models_beside(self, z: Tensor, counters: Tensor) -> Models:
+        """Return a global model (d + b,) and its integer buffers, and the clients' own models, as staged."""
+        local = self.local_models.staged(z, counters, self.clients)
+        weights = self.local_models.staged_weights(self.clients)
+        return Models(z, counters, local, weights, self.algorithm.fine_tuning, self.server.kept)

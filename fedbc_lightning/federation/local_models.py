@@ -18,7 +18,6 @@ from fedbc_lightning.state.declaration import (
     KEPT,
     BufferPolicy,
     ClientStore,
-    ServerState,
     StagedClient,
     StateDeclaration,
 )
@@ -78,6 +77,7 @@ class LocalModels:
             keep = num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW and not layout.num_kept
         self._keeps_last = keep and not algorithm.has_local_model and not algorithm.trains_pooled
         self._keeps_parameters = layout.num_kept > 0
+        self._makes_models = type(algorithm).local_model is not FederatedAlgorithm.local_model
         self.exist = algorithm.has_local_model or self._keeps_last or self._keeps_parameters
 
     def declare(self, declaration: StateDeclaration) -> None:
@@ -107,14 +107,27 @@ class LocalModels:
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
             cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
 
-    def staged(self, server: ServerState, clients: ClientStore) -> Callable[[int], ClientModel] | None:
-        """Return a function from a client to its own model; None if there are none."""
+    def read_from(self, names: Sequence[str]) -> list[str]:
+        """Return those of the clients' vectors from which :meth:`staged` makes own models."""
+        names = names if self.exist else []
+        if not self._keeps_last and self._makes_models:
+            return list(names)
+        return [name for name in names if name in (LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS, KEPT)]
+
+    def staged(self, model: Tensor, counters: Tensor, clients: ClientStore) -> Callable[[int], ClientModel] | None:
+        """Return a function from a client to its own model; None if there are none.
+
+        Args:
+            model: The global model (d + b,), as the method gives it.
+            counters: Its integer buffers.
+            clients: What clients keep.
+        """
         if not self.exist:
             return None
         if clients.file_rows is not None:
             clients.file_rows.require()
         algorithm, num_parameters = self._algorithm, self._layout.num_parameters
-        model, counters = algorithm.global_model(server).cpu(), server.staged("counters")
+        model = model.cpu()
 
         def shared_part(client: int) -> Tensor:
             if self._keeps_last:
@@ -140,8 +153,7 @@ class LocalModels:
 
         It is None where these are not rows that are kept: there are none, or the method makes them of other things.
         """
-        is_row = type(self._algorithm).local_model is FederatedAlgorithm.local_model
-        if not self._keeps_last and not (self._algorithm.has_local_model and is_row):
+        if not self._keeps_last and (self._makes_models or not self._algorithm.has_local_model):
             return None
 
         def weights(of: Sequence[int]) -> Tensor:

@@ -26,7 +26,10 @@ VERSION = "1"
 # Least number of elements of a vector that is shortened, and most distinct numbers of one that is sent by their index
 LEAST_SHORTENED, MOST_DISTINCT = 1024, 256
 
-Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts", "Rows")
+Kind = TypeVar("Kind", "RoundStart", "Down", "Up", "Facts", "Measured", "Rows")
+
+# What clients send of a round
+Answer = TypeVar("Answer", "Up", "Measured")
 
 
 class MessageError(ConfigurationError):
@@ -41,7 +44,8 @@ class RoundStart:
         form: Hash of what server and clients must agree on, see :func:`form_of`.
         round: Number of the round, 1..T.
         server: The values of the server that clients read, by name: z as they receive it, buffers, counters, and what
-            the method has declared for them.
+            the method has declared for them; for an evaluation, the global model that is evaluated and the one beside
+            which clients have their own, each with its integer buffers.
         learning_rates: The rates of the optimizer's groups, where a schedule over rounds sets them.
         grad_scale: Scale at which gradients start in 16-mixed precision.
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
@@ -69,8 +73,9 @@ class Down:
         local: How they train if they are stragglers that do less; None: as all others.
         scalars: Their declared scalars, (K,) each, by name.
         rows: Their declared vectors, a list of K by name; none where these stay with them.
-        task: What they are asked for: to train, or facts about their data.
+        task: What they are asked for: to train, to evaluate, or facts about their data.
         taken: Where their vectors stay with them, the last round of each whose message has become part of z; -1: none.
+        best_metrics: For an evaluation, the best values so far of their metrics that keep these.
     """
 
     clients: list[int]
@@ -78,8 +83,9 @@ class Down:
     local: dict[str, Any] | None
     scalars: dict[str, Tensor]
     rows: dict[str, list[Tensor]]
-    task: Literal["train", "facts"] = "train"
+    task: Literal["train", "evaluate", "facts"] = "train"
     taken: list[int] = field(default_factory=list)
+    best_metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,26 @@ class Rows:
     versions: dict[int, dict[str, Tensor]]
 
 
-def encode(message: RoundStart | Down | Up | Facts | Rows) -> bytes:
+@dataclass(frozen=True)
+class Measured:
+    """What clients have measured.
+
+    Attributes:
+        form: As in :class:`RoundStart`.
+        round: Number of the round.
+        clients: Their numbers.
+        results: The values of each task by split, see :class:`~fedbc_lightning.evaluation.measurement.Results`.
+        best_metrics: As in :class:`Down`, with these values.
+    """
+
+    form: str
+    round: int
+    clients: list[int]
+    results: dict[str, dict[tuple[str, int], dict[str, float]]]
+    best_metrics: dict[str, Any]
+
+
+def encode(message: RoundStart | Down | Up | Facts | Measured | Rows) -> bytes:
     """Return a message as bytes, which own their memory.
 
     Raises:

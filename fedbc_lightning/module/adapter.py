@@ -69,13 +69,14 @@ class BestMetrics:
 
     Attributes:
         values: Map from the key of an evaluation to what the metrics held after the last one that was committed.
+        staged: The same, after evaluations that are not committed yet.
         key: Key of the evaluation that runs: its model and its data.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._metrics = [metric for metric in module.modules() if isinstance(metric, (MaxMetric, MinMetric))]
         self.values: dict[str, State] = {}
-        self._staged: dict[str, State] = {}
+        self.staged: dict[str, State] = {}
         self.key = ""
 
     def load(self) -> None:
@@ -89,7 +90,7 @@ class BestMetrics:
     def stage(self) -> None:
         """Stage what the metrics hold after an evaluation."""
         if self._metrics:
-            self._staged[self.key] = [
+            self.staged[self.key] = [
                 [float(getattr(metric, name)) for name in metric.metric_state] if metric.update_called else None
                 for metric in self._metrics
             ]
@@ -97,17 +98,17 @@ class BestMetrics:
     def join(self, fabric: Fabric) -> None:
         """Exchange the staged values, since each process has evaluated other clients."""
         if self._metrics:
-            for theirs in gather_objects(fabric, self._staged):
-                self._staged |= theirs
+            for theirs in gather_objects(fabric, self.staged):
+                self.staged |= theirs
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
-        self.values = self.values | self._staged
-        self._staged = {}
+        self.values = self.values | self.staged
+        self.staged = {}
 
     def rollback(self) -> None:
         """Discard the staged values."""
-        self._staged = {}
+        self.staged = {}
 
 
 class UserModule:

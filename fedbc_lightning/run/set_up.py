@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.data import FederatedDataModule, SitesDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.channel import Channel, ChannelPart
 from fedbc_lightning.federation.coding import Codecs, CodedMessages
@@ -30,6 +32,8 @@ from fedbc_lightning.run.run import Progress, Request, Run
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
+
+BATCH_HOOKS = [f"on_{stage}_batch_{when}" for stage in ("validation", "test") for when in ("start", "end")]
 
 
 def set_up(
@@ -69,11 +73,16 @@ def set_up(
         settings.buffers, settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved),
         settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
-    if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
-        federation.train_elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir).train
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )
+    if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
+        elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir)
+        federation.train_elsewhere = elsewhere.train
+        # A callback that collects from batches what it logs at the end needs them all in this process.
+        collecting = [one for one in hooks.callbacks for name in BATCH_HOOKS if overrides(one, name, Callback)]
+        if not collecting or (isinstance(datamodule, SitesDataModule) and datamodule.elsewhere):
+            evaluator.elsewhere = elsewhere.evaluate
     run = Run(request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path, identity)
     if request.fn == TrainerFn.FITTING:
         check_what_schedulers_monitor(run)

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
@@ -15,7 +16,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, elsewhere
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
-from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
+from fedbc_lightning.federation.messages import Down, Measured, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
 from fedbc_lightning.run.identity import Identity
@@ -39,7 +40,7 @@ def worker_settings(settings: RunSettings) -> RunSettings:
 
 
 class ClientRound(RunView):
-    """Trains clients as messages of a server ask for, with the user's module, data and method.
+    """Trains and evaluates clients as messages of a server ask for, with the user's module, data and method.
 
     What it answers is a function of the messages, with the bits that :meth:`FederatedTrainer.fit` has: module, data
     and method are those of the server's run, and so are all settings but those of devices, loggers and backends.
@@ -73,6 +74,7 @@ class ClientRound(RunView):
         hooks = Hooks(shim, model, self.callbacks)
         shim.set(callbacks=hooks.callbacks)
         seed_globals(derive(seed, "init"), fabric.device)
+        self.progress.loggers = [DummyLogger()]  # for steps that draw on self.logger.experiment
         set_data_up(request, fabric, None)
         identity = Identity({"seed": seed}, "", {}, {}, {})
         run = self._run = set_up(
@@ -100,9 +102,10 @@ class ClientRound(RunView):
         Raises:
             MessageError: The messages are of another run.
         """
-        if start is not self._round:
-            self._round = None  # if the round is refused, so is every message of it
-            self._begin(start)
+        if self._is_new(start):
+            elsewhere.take_start(self.federation, start)
+            self.federation.load_global()
+            self.federation.user.shim.set(training=True)
             self._round = start
         if down.taken:
             down = rows_before(self.rows, self.federation.clients, start.form, down)
@@ -111,8 +114,20 @@ class ClientRound(RunView):
             self.federation.layout.frozen.put_back(self._frozen)
         return keep_rows(self.rows, down, up) if down.taken else up
 
-    def _begin(self, start: RoundStart) -> None:
-        """Take over what holds for all clients of a round."""
+    def evaluate(self, start: RoundStart, down: Down) -> Measured:
+        """Evaluate the global model and own models of the clients of a message; see :meth:`work`."""
+        self._is_new(start)
+        self._round = start
+        assert self._run is not None
+        if down.taken:
+            down = rows_before(self.rows, self.federation.clients, start.form, down)
+        return elsewhere.evaluate(self.federation, self._run.evaluator, start, down)
+
+    def _is_new(self, start: RoundStart) -> bool:
+        """Return whether messages are the first ones of a round or an evaluation; take over what holds for them all."""
+        if start is self._round:
+            return False
+        self._round = None  # if the round is refused, so is every message of it
         federation, progress = self.federation, self.progress
         layout = federation.layout
         federation.take_as_changing([name for name in start.changing if name not in layout.changing])
@@ -121,23 +136,22 @@ class ClientRound(RunView):
             raise MessageError(
                 "the server's model, data or method is another one than this client's; give both the same config"
             )
-        progress.current_round, progress.finished_round = start.round, start.round - 1
+        progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
-        elsewhere.take_start(federation, start)
         checkpoint_content.put_back(federation, start.hooks)
-        federation.load_global()
-        federation.user.shim.set(training=True)
         federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)
+        return True
 
     def answer(self, start: bytes, down: bytes) -> bytes:
-        """Do what :meth:`work` does with messages as bytes, and tell facts about data where these are asked for."""
+        """Do what a message asks for, with messages as bytes: :meth:`work`, :meth:`evaluate`, or facts about data."""
         asked = decode(down, Down)
         if asked.task == "facts":
             return encode(elsewhere.facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
         if self._decoded is None or start != self._decoded[0]:
             self._decoded = start, decode(start, RoundStart)
-        return encode(self.work(self._decoded[1], asked))
+        do = self.evaluate if asked.task == "evaluate" else self.work
+        return encode(do(self._decoded[1], asked))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

@@ -11,7 +11,16 @@ import psutil
 import pytest
 import torch
 from algorithms.two_processes import run_all
-from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer
+from helpers.boring import (
+    BoringData,
+    BoringModel,
+    Linear,
+    assert_equal_trees,
+    make_model,
+    make_trainer,
+    read_csv,
+    without_times,
+)
 from helpers.command_line import TINY, run_cli
 from helpers.programs import fresh, wait_until
 from lightning.pytorch import Callback
@@ -99,9 +108,12 @@ def fit(root, backend, algorithm, ckpt_path=None, model=Dropping, **options):
 
 
 def state(trainer):
-    store = trainer.clients
+    store, folder = trainer.clients, trainer.log_dir
     rows = {name: [store.vector(name, k) for k in range(6)] for name in store.names if name not in store.scalar_names}
-    return {"server": trainer.server.values, "rows": rows} | {name: store.scalar(name) for name in store.scalar_names}
+    tables = {name: without_times(read_csv(f"{folder}/{name}.csv")) for name in ("metrics", "evaluation")}
+    return {"server": trainer.server.values, "rows": rows, "tables": tables} | {
+        name: store.scalar(name) for name in store.scalar_names
+    }
 
 
 METHODS = {

@@ -28,13 +28,14 @@ BUDGETS = {
     # 282 write a run as an app of Flower, and carry these messages to its SuperNodes (distributed/flower_backend.py,
     # commands/deploy.py).
     # 57 read the number of processes from a launcher, and go on when machines leave or join (distributed/fabric.py).
-    PACKAGE: 24_852,
+    # 101 have clients elsewhere evaluated there, as they are trained.
+    PACKAGE: 24_952,
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_640,
     # As much test as package: more costs every change, and time in CI.
-    ("tests",): 24_677,
+    ("tests",): 24_779,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""

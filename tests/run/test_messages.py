@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
+from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly
 from torch.utils.data import TensorDataset
 
@@ -68,7 +68,7 @@ class Others(ClientSampler):
 
 
 def fit(root, sampler, **options):
-    trainer = make_trainer(root, sampler=sampler, clients_per_round=4, max_rounds=2, **options)
+    trainer = make_trainer(root, sampler=sampler, clients_per_round=4, max_rounds=2, eval_every_n_rounds=0, **options)
     trainer.fit(make_model(), BoringData(), FedAvg())
     return trainer
 
@@ -85,7 +85,7 @@ def test_a_bad_message_is_a_client_that_dropped_out(tmp_path, caplog, kind):
 
 
 def test_a_method_that_needs_all_clients_ends_with_their_names(tmp_path):
-    trainer = make_trainer(tmp_path, clients_per_round=1.0, backend=Garbling(BROKEN["cut off"]))
+    trainer = make_trainer(tmp_path, clients_per_round=1.0, backend=Garbling(BROKEN["cut off"]), eval_every_n_rounds=0)
     with pytest.raises(ConfigurationError, match=f"clients {BAD} were lost, and FedPD needs all of them"):
         trainer.fit(make_model(), BoringData(), FedPD(rho=0.1))
 
@@ -112,14 +112,18 @@ class AtSites(MessagesOnly):
 
 @pytest.mark.parametrize("algorithm", [FedBC(dual_lr=0.1), SCAFFOLD()], ids=str)
 def test_a_server_without_data_asks_the_clients_and_ends_with_the_same_bits(tmp_path, algorithm):
-    ended = []
+    ended, pooled = [], []
     for backend, data in ((None, sites(range(3))), (AtSites(), sites(()))):
-        trainer = make_trainer(tmp_path / str(backend), backend=backend, clients_per_round=2, eval_every_n_rounds=0)
+        trainer = make_trainer(tmp_path / str(backend), backend=backend, clients_per_round=2)
         trainer.fit(make_model(), data, copy.deepcopy(algorithm))
         numbers = {split: data.num_samples(split).tolist() for split in ("train", "val", "test")}
         rows = trainer.result.clients.drop(columns=["hash_down", "hash_up"], errors="ignore").to_dict("list")
-        ended.append((trainer.server.z, numbers, data.label_histogram().tolist(), rows))
+        tables = [without_times(read_csv(f"{trainer.log_dir}/{name}.csv")) for name in ("evaluation", "metrics")]
+        whole = [f"{name}/{split}global" for split in ("", "val_") for name in ("accuracy", "loss")]
+        pooled.append([float(row.pop(name)) for row in tables[1] for name in whole])
+        ended.append((trainer.server.z, numbers, data.label_histogram().tolist(), rows, tables))
     assert_equal_trees(*ended)
+    assert pooled[0] == pytest.approx(pooled[1], rel=1e-6)  # the mean over all samples
 
 
 def test_data_elsewhere_need_a_backend(tmp_path):

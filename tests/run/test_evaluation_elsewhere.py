@@ -1,0 +1,124 @@
+"""Clients elsewhere are evaluated there: the tables of a run are those of one process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer, read_csv, without_times
+from helpers.messages_only import MessagesOnly, RowsStay
+from helpers.modules_with_more import BestSoFar
+from lightning.pytorch import Callback
+from torch import nn
+
+from fedbc_lightning import FedAvg
+from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
+from fedbc_lightning.distributed.backend import Lost
+from fedbc_lightning.federation.kept_rows import TAKEN
+from fedbc_lightning.federation.messages import Measured, decode, encode
+
+
+class Drawing(BoringModel):
+    """Its step for evaluation draws random numbers, logs NaN at some clients, and shows a batch to the logger."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.net = nn.Sequential(self.net, nn.Linear(3, 3))
+
+    def test_step(self, batch, batch_idx):
+        super().test_step((batch[0] + torch.rand_like(batch[0]), batch[1]), batch_idx)
+        self.log("test_rare", float("nan") if len(batch[1]) < 10 else batch[0].mean())
+        if self.logger is not None:
+            self.logger.experiment.add_text("batch", str(len(batch[1])))
+
+    validation_step = test_step
+
+
+class Swaps(Callback):
+    """Puts other weights in for an evaluation, as a moving average does."""
+
+    def on_validation_start(self, trainer, pl_module):
+        self.kept = copy.deepcopy(pl_module.state_dict())
+        for value in pl_module.state_dict().values():
+            value.copy_(value * 2)
+
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.load_state_dict(self.kept)
+
+
+class Collects(Callback):
+    """Logs at the end of an evaluation what it has collected from its batches."""
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        self.found = []
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.found.append(float(batch[0].sum()))
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("sum", sum(self.found))
+
+
+CASES = {
+    "drawn": (Drawing, FedAvg, {}),
+    "own buffers": (Drawing, SCAFFOLD, {"buffers": "local"}),
+    "own model": (BoringModel, Ditto, {"eval_clients": 4}),
+    "mixed": (BoringModel, APFL, {}),
+    "fine-tuned": (Linear, PerFedAvg, {}),
+    "other z": (BoringModel, FedExP, {}),
+    "kept head": (BoringModel, FedRep, {"local_parameters": ["net.3.*"]}),
+    "held out": (BoringModel, FedAvg, {"heldout_finetune_steps": 2}),
+    "best": (BestSoFar, FedAvg, {}),
+    "swapped": (BoringModel, APFL, {"callbacks": [Swaps()]}),
+    "collected": (Drawing, FedAvg, {"callbacks": [Collects()]}),
+    "vectorized": (Linear, FedAvg, {"engine": "vectorized"}),
+}
+STAY = {"own buffers", "own model", "kept head"}
+"""Cases in which vectors stay with the clients."""
+
+
+def tables(root, name, backend):
+    model, method, options = CASES[name]
+    data = BoringData(500, heldout_clients=0.34 * (name == "held out"), val_fraction=0.25 * (model is Drawing))
+    for rounds in (2, 3):  # it is resumed once
+        trainer = make_trainer(root, backend=backend, logger=True, **{"max_rounds": rounds, **copy.deepcopy(options)})
+        trainer.fit(make_model(model), data, method(), "last" if rounds == 3 else None)
+    found = {table: read_csv(f"{trainer.log_dir}/{table}.csv") for table in ("metrics", "clients", "evaluation")}
+    own = ("hash_down", "hash_up", TAKEN)
+    return {k: without_times([{n: row[n] for n in row if n not in own} for row in v]) for k, v in found.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tables_are_those_of_one_process(tmp_path, name):
+    backend = RowsStay() if name in STAY else MessagesOnly()
+    here, there = (tables(tmp_path / str(k), name, k) for k in (None, backend))
+    if name == "vectorized":  # their cohorts have other sizes
+        pairs = zip(here["evaluation"], there["evaluation"], strict=True)
+        assert all(float(a[k]) == pytest.approx(float(b[k]), rel=1e-4) for a, b in pairs for k in a)
+    else:
+        assert there == here
+    assert len(here["metrics"]) == 4
+
+
+class Losing(MessagesOnly):
+    """Of every evaluation, client 2's answer is lost, and client 3's has values of another client."""
+
+    def work(self, start, asks):
+        for index, answer in super().work(start, asks):
+            spoilt = answer
+            if b"Measured" in answer[:1000] and asks[index].clients == [2]:
+                spoilt = Lost("its machine was lost")
+            elif b"Measured" in answer[:1000] and asks[index].clients == [3]:
+                found = decode(answer, Measured)
+                found.results["test"]["local", 1] = {"accuracy": 1.0}
+                spoilt = encode(found)
+            yield index, spoilt
+
+
+def test_a_client_whose_answer_is_lost_is_left_out(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, backend=Losing(), max_rounds=1)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    lines = [line for line in caplog.messages if "sent nothing that can be used" in line]
+    assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3)]
+    assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "4", "5"}
