@@ -13,6 +13,9 @@ from torch import Tensor
 # Type of the setting `trainer.deterministic`
 Asked = bool | Literal["warn"] | None
 
+# Number of values of a vector that a CPU works on at once: with intermediate results in float64 they fit its cache
+VALUES_AT_ONCE = 2**16
+
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the CPU to ``device``, without waiting for the device except on MPS."""
@@ -35,6 +38,16 @@ def read(values: Iterable[Tensor | float]) -> list[float]:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums over clients: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of the same few values of vectors (..., d), in order; on a GPU all values at once.
+
+    Several operations on one piece after another take a tenth of the time of each operation on ten million values,
+    because a CPU reads and writes the intermediate results in its cache.
+    """
+    size = VALUES_AT_ONCE if vectors[0].is_cpu else max(1, vectors[0].shape[-1])
+    return zip(*(vector.split(size, dim=-1) for vector in vectors), strict=True)
 
 
 def prepare_deterministic(asked: Asked) -> None:

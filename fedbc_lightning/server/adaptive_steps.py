@@ -38,7 +38,7 @@ class Extrapolation(ServerOptimizer):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Record ‖Δ_i‖²."""
-        cohort.record("distance", (cohort.w - server.z).to(sums.dtype).square().sum(dim=1))
+        cohort.record("distance", cohort.squared_distance(server.z))
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """Compute η_s, and return η_s times the direction."""

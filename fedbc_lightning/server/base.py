@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.local import Engine
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
@@ -56,8 +56,8 @@ class Sums:
         # they are grouped; above that a matrix product is several times faster.
         if len(rows) <= FEW_ROWS or num_together == 1:  # then equal bit for bit to cohorts of one
             for k, weight in enumerate(weights.tolist()):
-                if weight:
-                    total.add_(rows[k], alpha=weight)
+                for part, row in pieces(total, rows[k]) if weight else ():
+                    part.add_(row.to(part), alpha=weight)
             return
         for some, their_weights in zip(rows.split(num_together), weights.split(num_together), strict=True):
             total += their_weights.to(self.device, self.dtype) @ some.to(self.dtype)

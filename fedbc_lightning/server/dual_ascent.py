@@ -111,7 +111,7 @@ class DualAscent(ServerCallback):
         """Take the dual step of the clients that have just trained."""
         # ∂L/∂λ_i = ‖w_i − z‖² − γ_i. As ∂L/∂γ_i = −λ_i, a descent step in γ_i adds λ_i: tolerances grow where the
         # constraint hurts.
-        distance = (cohort.w - server.z).to(sums.dtype).square().sum(dim=1).cpu().double()
+        distance = cohort.squared_distance(server.z).cpu().double()
         cohort.record("distance", distance)
         state = self.state(cohort)
         self.step(state, distance - state["tolerance"], state["dual"])

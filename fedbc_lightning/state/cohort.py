@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, is_finite
 
@@ -247,7 +247,15 @@ class Cohort:
         """
         # Rounded first, then subtracted, since the store may keep rows in bfloat16.
         kept = self._store.as_kept(name, self.staged(name))
-        return kept.to(wide_dtype(kept.device)) - self[name]
+        change = kept.to(wide_dtype(kept.device), copy=True)
+        for part, before in pieces(change, self[name]):
+            part -= before
+        return change
+
+    def squared_distance(self, center: Tensor) -> Tensor:
+        """Return ‖w_i − center‖² of each client, (K,) in the wide dtype; `center` is (d,)."""
+        differences = (w - c for w, c in pieces(self.w, center))
+        return torch.stack([each.to(wide_dtype(each.device)).square().sum(dim=1) for each in differences]).sum(dim=0)
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""

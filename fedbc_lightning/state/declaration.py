@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.core.devices import pieces
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.state import client_rows
@@ -225,10 +226,12 @@ class ServerState:
         current, call = self[name], f"server.stage('{name}', ...)"
         check_tensor(call, value, current.shape)
         # Sums are float64; z keeps its dtype, so that a checkpoint and the clients' copies hold the same bits.
-        value = value.to(current.dtype)
+        staged = value.detach().to(current.dtype, copy=True, memory_format=torch.contiguous_format)
         # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it. Nobody asks whether
         # there is any: a GPU would be waited for.
-        self._staged[name] = torch.where(value.isnan() & ~current.isfinite(), current, value)
+        for new, now in pieces(staged.reshape(-1), current.reshape(-1)):
+            new.copy_(torch.where(new.isnan() & ~now.isfinite(), now, new))
+        self._staged[name] = staged
 
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""

@@ -20,6 +20,12 @@ def draw(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.fixture(autouse=True, params=[3, 100])
+def _in_pieces(request, monkeypatch):
+    """Vectors in one piece, and in three."""
+    monkeypatch.setattr("fedbc_lightning.core.devices.VALUES_AT_ONCE", request.param)
+
+
 @pytest.mark.parametrize("wide_bytes", [1, 7 * 8 * 3 + 1])
 @pytest.mark.parametrize("num_clients", [1, 10])
 def test_a_sum_of_rows_is_that_of_one_after_another(num_clients, wide_bytes, monkeypatch):
@@ -43,6 +49,15 @@ def store(num_clients=6):
     declaration.client_scalar("dual", 1.0)
     declaration.client_vector("moment")
     return ClientStore(num_clients, declaration, INITIAL)
+
+
+def test_distances_and_changes_of_rows():
+    cohort, center = Cohort([4, 2], [0, 1], [1, 1], store(), CPU), draw(7)
+    cohort.w = draw(2, 7, seed=1)
+    cohort.stage("moment", cohort.w)
+    expected = torch.cdist(cohort.w.double(), center.double()[None])[:, 0] ** 2
+    torch.testing.assert_close(cohort.squared_distance(center), expected, rtol=1e-6, atol=0)
+    assert torch.equal(cohort.change("moment"), cohort.w.double())
 
 
 def aggregate(part: ServerCallback, ids: list[list[int]], w: torch.Tensor, duals: torch.Tensor) -> torch.Tensor:
