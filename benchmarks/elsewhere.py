@@ -90,26 +90,26 @@ def two(words: list[str], folder: Path) -> None:
 
 
 def torchrun(words: list[str], folder: Path) -> None:
-    """Two agents, of which one is killed with its worker."""
+    """Two agents, of which the one that has come second is killed with its worker."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     agent = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "fedbc_lightning", *words,
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5", "-m", "fedbc_lightning", *words,
     ]  # fmt: skip
-    other = subprocess.Popen(agent, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def kill(program: subprocess.Popen) -> None:
-        in_round(folder, KILLED_IN)
-        for process in (*psutil.Process(other.pid).children(recursive=True), psutil.Process(other.pid)):
-            process.send_signal(signal.SIGKILL)
+    def kill(first: subprocess.Popen) -> None:
+        while not psutil.Process(first.pid).net_connections():  # the second one meets it there
+            time.sleep(0.01)
+        with subprocess.Popen(agent, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as second:
+            in_round(folder, KILLED_IN)
+            for process in (*psutil.Process(second.pid).children(recursive=True), second):
+                process.send_signal(signal.SIGKILL)
 
-    try:
-        run(agent, folder, kill)
-    finally:
-        other.kill()
-        other.wait()
+    run(agent, folder, kill)
+    assert "This job was started again" in (folder / "output.txt").read_text(), "the run had ended before"
 
 
 def ray(words: list[str], folder: Path, watch: Callable[[subprocess.Popen], None] | None = None) -> None:
