@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -127,12 +128,42 @@ def ray_killed(words: list[str], folder: Path) -> None:
     ray(words, folder, kill)
 
 
+def flower(words: list[str], folder: Path, num_supernodes: int = 0) -> None:
+    """Flower's simulation of ten clients, or that many SuperNodes on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    home = folder / "flower"
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    os.environ |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    place, kind = ["--insecure", "--host=127.0.0.1"], [] if num_supernodes else ["--simulation"]
+    started = [["flower-superlink", *place, f"--port={port}", *kind]]
+    for k in range(num_supernodes):
+        own = [f"--port={port + 1 + k}", f"--superlink=127.0.0.1:{port}", f"--node-config=client={k}"]
+        started.append(["flower-supernode", *place, *own])
+    quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [subprocess.Popen(command, **quiet) for command in started]
+    try:
+        run([*PROGRAM, "deploy", "flower", *words[1:], "--folder=app"], folder)
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+        simulated = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
+        run(["flwr", "run", "app", "here", "--stream", *([] if num_supernodes else simulated)], folder)
+    finally:
+        for program in running[::-1]:
+            program.terminate()
+            program.wait()
+
+
 ENGINES: dict[str, tuple[str, Start]] = {
     "one process": ("torch", one),
     "two processes": ("torch", two),
     "torchrun, one of two nodes killed": ("torch", torchrun),
     "Ray, two actors": ("ray", ray),
     "Ray, one of two actors killed": ("ray", ray_killed),
+    "Flower, simulation": ("flwr", flower),
+    "Flower, ten SuperNodes on loopback": ("flwr", partial(flower, num_supernodes=10)),
 }
 
 

@@ -1,8 +1,7 @@
-"""The command ``deploy``, which writes a run as an app of Flower, and what that app consists of."""
+"""The command ``deploy``, which writes a run as an app of Flower."""
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import warnings
@@ -16,13 +15,10 @@ from fedbc_lightning.cli.classes import find_class
 from fedbc_lightning.cli.command_arguments import PROG, option_values, prepare_arguments
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
-from fedbc_lightning.core.errors import ConfigurationError, UsageError, needs, one_line, report
+from fedbc_lightning.core.errors import ConfigurationError, UsageError
 from fedbc_lightning.core.files import make_folder, url_of, write
 from fedbc_lightning.core.origin import INSTALLED, PACKAGE
-from fedbc_lightning.core.text import PrintableRecord
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
-from fedbc_lightning.distributed.flower_backend import content_of, parts_of
-from fedbc_lightning.trainer.client_round import ClientRound
 
 DESCRIPTION = """\
 Write a run as an app of Flower, which `flwr run` runs in simulation or on real clients. All further options are those
@@ -31,7 +27,7 @@ of fit. Modules of yours that the config names are copied; data are not."""
 MODULE = """\
 \"\"\"The apps of Flower: the server of the run in config.yaml, and its clients.\"\"\"
 
-from fedbc_lightning.commands.deploy import client_app, server_app
+from fedbc_lightning.commands.flower_app import client_app, server_app
 
 server = server_app(__file__)
 client = client_app(__file__)
@@ -44,7 +40,6 @@ PROJECT = """\
 name = "{name}"
 version = "1.0.0"
 description = "A run of fedbc_lightning {version}, which server and clients have installed"
-license = "LicenseRef-Proprietary"
 dependencies = []  # Flower would install these anew for every run, and at the clients not at all
 
 [tool.flwr.app]
@@ -136,74 +131,10 @@ def _own_modules(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-# what the app consists of
+# what the app builds
 
 
-def server_app(file: str) -> Any:
-    """Return the server's app of Flower, which trains the run of a config as ``fit`` does.
-
-    Args:
-        file: The app's module, beside which the config lies.
-    """
-    with needs("an app of Flower", "flower-deploy"):
-        from flwr.serverapp import ServerApp
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Any, context: Any) -> None:
-        logging.setLogRecordFactory(PrintableRecord)
-        try:
-            cli = _build(_words(file, context, None))
-            cli.trainer.settings.chosen_backend.connect(grid, lambda: getattr(cli.datamodule, "client_names", None))
-            cli.trainer.fit(**cli.method_arguments("fit"))
-        except ConfigurationError as error:  # Flower prints the traceback of what is raised here
-            raise ConfigurationError(one_line(error)).with_traceback(None) from None
-
-    return app
-
-
-def client_app(file: str) -> Any:
-    """Return the clients' app of Flower, which trains one client as the messages of the server ask for.
-
-    Args:
-        file: The app's module, beside which the config lies.
-    """
-    with needs("an app of Flower", "flower-deploy"):
-        from flwr.app import Message
-        from flwr.clientapp import ClientApp
-    app = ClientApp()
-    workers: dict[Any, ClientRound] = {}  # one process of a simulation answers many messages
-
-    @app.query()
-    def who(message: Any, context: Any) -> Any:
-        return Message(content_of({"up": str(_client(context)).encode()}), reply_to=message)
-
-    @app.train()
-    def train(message: Any, context: Any) -> Any:
-        try:
-            words = _words(file, context, _client(context))
-            key = context.run_id, *words
-            if key not in workers:
-                cli = _build(words)
-                workers[key] = ClientRound(cli.model, cli.datamodule, cli.algorithm, cli.trainer.settings)
-            asked = parts_of(message.content)
-            parts = {"up": workers[key].answer(asked["start"], asked["down"])}
-        except Exception as error:  # the server says which client it is, and goes on without it
-            is_plain = isinstance(error, ConfigurationError)
-            said = one_line(error) if is_plain else f"{type(error).__name__}: {one_line(error)}"
-            print(said if is_plain else report(error), file=sys.stderr)
-            parts = {"error": " ".join(said.split()).rstrip(".").encode()}
-        return Message(content_of(parts), reply_to=message)
-
-    return app
-
-
-def _client(context: Any) -> Any:
-    """Return name or number of the client that a SuperNode is: ``client`` of its node-config, or of the simulation."""
-    return context.node_config.get("client", context.node_config.get("partition-id", "nobody"))
-
-
-def _words(file: str, context: Any, client: Any) -> list[str]:
+def words_of(file: str, context: Any, client: Any) -> list[str]:
     """Return the command line of fit for the config beside the app, and the settings of run-config and node-config.
 
     Args:
@@ -222,7 +153,8 @@ def _words(file: str, context: Any, client: Any) -> list[str]:
     return ["fit", "--config", yaml.safe_dump(config, allow_unicode=True), *options]
 
 
-def _build(words: list[str]) -> FederatedCLI:
+def build(words: list[str]) -> FederatedCLI:
+    """Build what the apps of Flower train, from the words of a command line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower shows those of all packages
         return _Built(args=words, parser_kwargs={"prog": PROG})

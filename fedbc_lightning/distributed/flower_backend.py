@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fedbc_lightning.core.checks import above, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
+from fedbc_lightning.distributed.flower_messages import content_of, parts_of
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.interrupts import check
 
@@ -32,15 +33,17 @@ class Flower(Backend):
         timeout: Seconds after which a client that has not answered counts as lost; None: when Flower says that its
             SuperNode is lost, which takes a minute.
         wait: Seconds that the first round waits for the SuperNodes of its clients.
+        keeps_rows: Whether the clients' vectors, such as x_i of FedBC, stay at their SuperNodes; else they lie at the
+            server and travel with the messages.
         keep_messages: Whether all messages are kept in the run folder, for ``fedbc-cli verify``.
     """
 
     def __init__(
         self, timeout: Annotated[float, above(0)] | None = None, wait: Annotated[float, at_least(0)] = 120.0,
-        keep_messages: bool = False,
+        keeps_rows: bool = True, keep_messages: bool = False,
     ) -> None:  # fmt: skip
         check_arguments(Flower, locals(), "trainer.backend: Flower")
-        self.timeout, self.wait, self.keep_messages = timeout, wait, keep_messages
+        self.timeout, self.wait, self.keeps_rows, self.keep_messages = timeout, wait, keeps_rows, keep_messages
 
     def connect(self, grid: Any, names: Callable[[], Sequence[str] | None]) -> None:
         """Take over what Flower gives to the server's app.
@@ -143,23 +146,10 @@ class Flower(Backend):
         self._nodes[client] = node
 
 
-def content_of(parts: dict[str, bytes]) -> Any:
-    """Return bytes by name as the content of a message of Flower, which cuts large arrays into pieces."""
-    from flwr.app import Array, ArrayRecord, RecordDict
-
-    arrays = {name: Array("uint8", (len(data),), "bytes", data) for name, data in parts.items()}
-    return RecordDict({"fedbc": ArrayRecord(arrays)})
-
-
-def parts_of(content: Any) -> dict[str, bytes]:
-    """Return the bytes by name in the content of a message of Flower."""
-    return {name: array.data for name, array in content["fedbc"].items()}
-
-
 def _answer_in(reply: Any) -> bytes | Lost:
     """Return what a SuperNode has answered, or why it has not, in one line."""
     if reply.has_error():
-        return Lost(" ".join(str(reply.error.reason or f"error {reply.error.code} of Flower").split()))
+        return Lost(" ".join(str(reply.error.reason or f"error {reply.error.code} of Flower").split()).rstrip("."))
     try:
         parts = parts_of(reply.content)
         return parts["up"] if "up" in parts else Lost(parts["error"].decode(errors="replace"))

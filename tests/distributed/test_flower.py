@@ -15,6 +15,7 @@ import torch
 from helpers.boring import assert_equal_trees
 from helpers.command_line import run_cli
 
+from fedbc_lightning.distributed.flower_messages import content_of
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 
 flwr = pytest.importorskip("flwr.app", reason="the extra flower-deploy is not installed; it conflicts with twine")
@@ -29,12 +30,13 @@ class Loop:
     Args:
         app: The module of the app.
         nodes: Node-config of each SuperNode.
-        losses: Pairs of a SuperNode and the number of a message to it that is never answered.
+        answers: What comes in place of an answer, for pairs of a SuperNode and the number of a message to it: a record,
+            which comes twice, None for an error of Flower's, or "late" for nothing.
         run_config: Settings of the run.
     """
 
-    def __init__(self, app, nodes, losses=(), run_config=None):
-        self.app, self.losses, self.config = app, set(losses), {**(run_config or {})}
+    def __init__(self, app, nodes, answers=None, run_config=None):
+        self.app, self.answers, self.config = app, answers or {}, run_config or {}
         self.contexts = [self.context(k, config) for k, config in enumerate(nodes)]
         self.messages, self.counts = {}, [0] * len(nodes)
 
@@ -60,8 +62,13 @@ class Loop:
             message = self.messages[name]
             node = message.metadata.dst_node_id
             self.counts[node] += 1
-            if (node, self.counts[node]) in self.losses or (node, None) in self.losses:
-                found.append(flwr.Message(flwr.Error(5, "the node\nis gone"), reply_to=message))
+            answer = self.answers.get((node, self.counts[node]), self)
+            if answer is None:
+                found.append(flwr.Message(flwr.Error(5, "the node\nis gone."), reply_to=message))
+            elif isinstance(answer, flwr.RecordDict):
+                found += [flwr.Message(answer, reply_to=message)] * 2
+            elif answer == "late":
+                self.counts[node] -= 1
             else:
                 found.append(self.app.client(message, self.contexts[node]))
         return found[::-1]
@@ -76,9 +83,11 @@ def deploy(project, monkeypatch, *words):
     return import_module("federated_app")
 
 
-def state(run):
+def state(run, whole):
+    """Return what a run has trained: at the server, and if its clients keep no vectors of their own, at the clients."""
     last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    return {"z": last["state_dict"], "federation": last["fedbc_lightning"]["federation"]}
+    federation = last["fedbc_lightning"]["federation"]
+    return {"z": last["state_dict"], "federation": federation if whole else federation["server"]}
 
 
 ALL = [{"partition-id": k} for k in range(4)]
@@ -93,15 +102,20 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("keeps_rows", [True, False])
 @pytest.mark.parametrize("name", METHODS)
-def test_an_app_has_the_bits_of_fit(project, monkeypatch, name):
+def test_an_app_has_the_bits_of_fit(project, monkeypatch, name, keeps_rows):
     words = [*BASE, *METHODS[name]]
     assert run_cli("fit", *words) == 0
-    Loop(deploy(project, monkeypatch, *words), ALL).run()
+    words += ["--trainer.backend=Flower", f"--trainer.backend.keeps_rows={keeps_rows}"]
+    loop = Loop(deploy(project, monkeypatch, *words), ALL)
+    loop.run()
     here, there = sorted((project / "runs" / "tiny").iterdir())
-    assert_equal_trees(state(there), state(here))
-    assert (there / "config.yaml").exists()
-    assert (there / "metrics.csv").read_text().count("\n") == (here / "metrics.csv").read_text().count("\n")
+    assert_equal_trees(state(there, not keeps_rows), state(here, not keeps_rows))
+    for name in ("clients.csv", "evaluation.csv"):
+        tables = [pd.read_csv(run / name) for run in (here, there)]
+        pd.testing.assert_frame_equal(*(table[[*tables[0]]] for table in tables))
+    assert "fedbc" in loop.contexts[0].state
 
 
 def lines(caplog):
@@ -110,26 +124,49 @@ def lines(caplog):
 
 
 def test_who_is_lost_or_broken_drops_out(project, monkeypatch, caplog):
-    """SuperNode 1 is lost in round 2, the data module of SuperNode 2 fails, SuperNode 4 is nobody."""
-    app = deploy(project, monkeypatch, *BASE, "--trainer.clients_per_round=1.0")
-    nodes = [*ALL[:2], {"partition-id": 2, "data.val_fraction": 2.0}, ALL[3], {"client": "Bern"}]
-    Loop(app, nodes, {(1, 3)}).run()
-    no_data = "sent nothing that can be used: data.val_fraction: got 2.0; give a number in [0, 1)."
-    assert lines(caplog) == [
-        "SuperNode 4 is no client of this run: 'Bern'. Start it with --node-config 'client=...', the client's number.",
-        f"round 1: client 2 {no_data}",
-        "round 2: client 1 sent nothing that can be used: the node is gone.",
-        f"round 2: client 2 {no_data}",
-        f"round 3: client 2 {no_data}",
+    """SuperNodes 1, 3 and 4 are lost, broken, strange and late, data of SuperNode 2 fail, and SuperNode 5 is nobody."""
+    options = [
+        "--trainer.backend=Flower",
+        "--trainer.backend.timeout=0.2",
+        "--data.num_clients=5",
+        "--trainer.eval_every_n_rounds=0",
     ]
+    app = deploy(project, monkeypatch, *BASE, "--trainer.clients_per_round=1.0", *options)
+    nodes = [*ALL[:2], {"partition-id": 2, "data.val_fraction": 2.0}, ALL[3], {"client": 4}, {"client": "Bern"}]
+    junk, foreign = content_of({"up": b"junk"}), flwr.RecordDict({"x": flwr.ConfigRecord({"y": 1})})
+    Loop(app, nodes, {(1, 3): None, (3, 2): junk, (3, 3): foreign, (4, 4): "late"}).run()
+    lost = {
+        "client 1 sent nothing that can be used: the node is gone.": [2],
+        "client 2 sent nothing that can be used: data.val_fraction: got 2.0; give a number in [0, 1).": [1, 2, 3],
+        "client 3 sent nothing that can be used: no message of this kind (JSONDecodeError).": [1],
+        "client 3 sent nothing that can be used: it has sent a message of another program.": [2],
+        "client 4 sent nothing that can be used: there was no answer in 0.2 s.": [3],
+    }
+    nobody = (
+        "SuperNode 5 is no client of this run: 'Bern'. Start it with --node-config 'client=...', the client's number."
+    )
+    assert sorted(lines(caplog)) == sorted([nobody, *[f"round {k}: {line}" for line in lost for k in lost[line]]])
     table = pd.read_csv(project / "runs/tiny/FedAvg-0/clients.csv").dropna(subset="hash_up").sort_values("client")
-    assert table.groupby("round")["client"].apply(list).tolist() == [[0, 1, 3], [0, 3], [0, 1, 3]]
+    assert table.groupby("round")["client"].apply(list).tolist() == [[0, 1, 4], [0, 4], [0, 1, 3]]
+
+
+def test_a_supernode_that_starts_again_goes_on(project, monkeypatch, caplog):
+    """All start again after two rounds, and the server resumes: what the clients keep lies in a folder of each."""
+    words = [*BASE, "--algorithm=SCAFFOLD", "--trainer.max_rounds=4"]
+    assert run_cli("fit", *words) == 0
+    app = deploy(project, monkeypatch, *words, "--trainer.name=there")
+    for k, options in enumerate(({"trainer.max_rounds": 2}, {"ckpt_path": "last"})):
+        monkeypatch.setattr(identity, "_run_id", 7 + k)
+        Loop(app, [{**node, "rows": str(project / "rows" / str(k))} for k, node in enumerate(ALL)], {}, options).run()
+    here, there = (next((project / "runs" / name).iterdir()) for name in ("tiny", "there"))
+    assert_equal_trees(state(there, False)["z"], state(here, False)["z"])
+    assert not lines(caplog)
 
 
 def test_nobody_answers(project, monkeypatch):
-    app = deploy(project, monkeypatch, *BASE, "--trainer.max_rounds=5")
+    app = deploy(project, monkeypatch, *BASE, "--trainer.max_rounds=5", "--trainer.eval_every_n_rounds=0")
     with pytest.raises(LostProcessError, match="no client has answered for 3 rounds; the last one: the node is gone"):
-        Loop(app, ALL, {(k, j) for k in range(4) for j in range(2, 9)}).run()
+        Loop(app, ALL, {(k, j): None for k in range(4) for j in range(2, 9)}).run()
 
 
 SITES = """\
