@@ -45,7 +45,6 @@ from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.round_results import TrainedShare
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import Cohort
-from fedbc_lightning.state.layout import is_same
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
     """
     clients = datamodule.elsewhere
     asks = [Ask([client], 1, encode(Down([client], [0], None, {}, {}, "facts"))) for client in clients]
-    for index, answer in backend.work(b"", asks):
+    for index, answer in in_order(backend.work(b"", asks), len(asks)):
         client = clients[index]
         try:
             if isinstance(answer, Lost):
@@ -231,12 +230,12 @@ def folder_of(run_folder: str | Path, round: int) -> Path:
     return Path(run_folder, "messages", f"{round:06d}")
 
 
-def in_order(answers: Iterable[tuple[int, bytes | Lost]]) -> Iterator[tuple[int, bytes | Lost]]:
-    """Yield answers by their index, from 0 on, however they come.
+def in_order(answers: Iterable[tuple[int, bytes | Lost]], num_asks: int) -> Iterator[tuple[int, bytes | Lost]]:
+    """Yield an answer for each index from 0 on, however they come; one that never comes is lost.
 
     Example:
-        >>> [index for index, _ in in_order([(1, b""), (0, b""), (2, b"")])]
-        [0, 1, 2]
+        >>> [answer for _, answer in in_order([(3, b"d"), (0, b"a"), (2, b"c")], 4)]
+        [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
     """
     waiting, index = dict[int, bytes | Lost](), 0
     for come, answer in answers:
@@ -244,6 +243,8 @@ def in_order(answers: Iterable[tuple[int, bytes | Lost]]) -> Iterator[tuple[int,
         while index in waiting:
             yield index, waiting.pop(index)
             index += 1
+    for left in range(index, num_asks):
+        yield left, waiting.get(left, Lost("trainer.backend brought no answer"))
 
 
 class Elsewhere:
@@ -280,7 +281,7 @@ class Elsewhere:
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
         written = list[str]()
         # In the order of the clients, as one process takes them: then the sums have the same bits.
-        for index, answer in in_order(self._backend.work(start, asks)):
+        for index, answer in in_order(self._backend.work(start, asks), len(asks)):
             ask = asks[index]
             up = self._read(Up, ask, answer, begun, groups[index])
             if up is None or isinstance(answer, Lost):
@@ -319,8 +320,7 @@ class Elsewhere:
             Values of tasks by split, in the order of the clients.
         """
         federation, found, own = self._federation, dict[str, Results](), self._federation.models()
-        z = own.z if is_same(own.z, models.z) else models.z  # one tensor travels once
-        values = dict(zip(EVALUATED, (z, models.counters, own.z, own.counters), strict=True))
+        values = dict(zip(EVALUATED, (models.z, models.counters, own.z, own.counters), strict=True))
         start, asks = start_of(federation, self._form(), round, values), list[Ask]()
         sizes = federation.datamodule.num_samples("test") + federation.datamodule.num_samples("val")
         for of in filter(None, (clients, heldout)):
@@ -328,7 +328,7 @@ class Elsewhere:
             most = most or math.ceil(len(of) / MESSAGES_PER_WORKER / self._backend.num_workers(len(of)))
             for group in (of[k : k + most] for k in range(0, len(of), most)):
                 asks.append(Ask(group, int(sizes[group].sum()), encode(evaluation_of(federation, group))))
-        for index, answer in in_order(self._backend.work(encode(start), asks) if asks else ()):
+        for index, answer in in_order(self._backend.work(encode(start), asks) if asks else (), len(asks)):
             measured = self._read(Measured, asks[index], answer, start)
             if measured is not None:
                 federation.user.best_metrics.staged |= measured.best_metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ def changed(**fields):
 
 BROKEN = {
     "never came": lambda data, others: Lost("its machine was lost"),
+    "was never brought": lambda data, others: None,
     "cut off": lambda data, others: data[: len(data) // 2],
     "empty": lambda data, others: b"",
     "noise": lambda data, others: random.Random(0).randbytes(5000),
@@ -54,7 +56,9 @@ class Garbling(MessagesOnly):
         others = []
         for index, answer in super().work(start, asks):
             others.append(answer)
-            yield index, self.garble(answer, others) if asks[index].clients == [BAD] else answer
+            brought = self.garble(answer, others) if asks[index].clients == [BAD] else answer
+            if brought is not None:
+                yield index, brought
 
 
 class Others(ClientSampler):
@@ -82,6 +86,34 @@ def test_a_bad_message_is_a_client_that_dropped_out(tmp_path, caplog, kind):
     assert_equal_trees(garbled.server.z, without.server.z)
     rows = garbled.result.clients
     assert list(rows[rows["client"] == BAD]["status"]) == ["absent", "absent"]
+
+
+class Watching(MessagesOnly):
+    """Keeps the messages, and asks a worker for a round of another form, twice."""
+
+    def __init__(self):
+        super().__init__(num_workers=1)
+        self.hashes = {}
+
+    def work(self, start, asks):
+        for index, answer in super().work(start, asks):
+            messages = {"hash_down": start + asks[index].down, "hash_up": answer}
+            for name, message in messages.items():
+                place = name, decode(start, RoundStart).round, *asks[index].clients
+                self.hashes[place] = f"sha256:{hashlib.sha256(message).hexdigest()[:16]}"
+            yield index, answer
+        other = encode(replace(decode(start, RoundStart), form="0" * 16))
+        for _ in range(2):
+            with pytest.raises(MessageError, match="give both the same config"):
+                self._workers[0].answer(other, asks[0].down)
+
+
+def test_hashes_of_messages_are_in_the_table_and_a_refused_round_stays_refused(tmp_path):
+    backend = Watching()
+    rows = fit(tmp_path, Others(()), backend=backend).result.clients
+    for (name, *place), found in backend.hashes.items():
+        assert [found] == list(rows.set_index(["round", "client"]).loc[[tuple(place)], name])
+    assert len(backend.hashes) == 2 * len(rows)
 
 
 def test_a_method_that_needs_all_clients_ends_with_their_names(tmp_path):
@@ -124,6 +156,15 @@ def test_a_server_without_data_asks_the_clients_and_ends_with_the_same_bits(tmp_
         ended.append((trainer.server.z, numbers, data.label_histogram().tolist(), rows, tables))
     assert_equal_trees(*ended)
     assert pooled[0] == pytest.approx(pooled[1], rel=1e-6)  # the mean over all samples
+
+
+def test_a_client_that_never_says_what_it_has_ends_the_start(tmp_path):
+    class Silent(AtSites):
+        def work(self, start, asks):
+            yield from list(super().work(start, asks))[:-1]
+
+    with pytest.raises(ConfigurationError, match=r"client 2, whose data are elsewhere, does not say .*no answer"):
+        make_trainer(tmp_path, backend=Silent()).fit(make_model(), sites(()), FedAvg())
 
 
 def test_data_elsewhere_need_a_backend(tmp_path):
