@@ -78,27 +78,14 @@ class Ray(Backend):
 
     def _connect(self, num_clients: int) -> None:
         """Join the cluster or start one, and start the actors."""
-        ray, address = self._ray, self.address or os.environ.get("RAY_ADDRESS") or "local"
-        if not ray.is_initialized():
-            self._is_ours, cores, own = True, num_cores(), dict[str, int]()
-            # Ray sends statistics of its use to its makers unless it is told not to.
-            environment = {"RAY_USAGE_STATS_ENABLED": "0"}
-            if address == "local":
-                own = {"num_cpus": self.num_actors or cores}
-                threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // own["num_cpus"])))
-                environment["OMP_NUM_THREADS"] = threads  # shared out as among the processes of `devices`
-            handler = signal.getsignal(signal.SIGTERM)
-            with mock.patch.dict(os.environ, environment), in_one_line(f"trainer.backend: ray: address {address}: "):
-                ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, **own)
-            if threading.current_thread() is threading.main_thread() and handler is not None:
-                signal.signal(signal.SIGTERM, handler)  # Ray's would end the process in the middle of a step
+        ray, self._is_ours = self._ray, connect(self.address, self.num_actors, "trainer.backend")
         found = ray.cluster_resources()
         cpus, gpus = int(found.get("CPU", 1)), int(found.get("GPU", 0))
         number = self.num_actors or max(1, min(gpus or cpus, num_clients))
         share = self.gpus_per_actor
         if share is None:  # Ray's shares are parts of one GPU
             share = 0 if not gpus else gpus // number if gpus >= number else 1 / math.ceil(number / gpus)
-        if self._is_ours and address == "local" and number * share > gpus:
+        if self._is_ours and address_of(self.address) == "local" and number * share > gpus:
             raise ConfigurationError(
                 f"trainer.backend: {number} actors with {share:g} GPUs each, and this machine has {gpus} GPUs."
             )
@@ -168,6 +155,44 @@ class Ray(Backend):
             self._ray.shutdown()
         for name in [name for name in vars(self) if name.startswith("_")]:
             delattr(self, name)
+
+
+def address_of(given: str | None) -> str:
+    """Return the address of a cluster, ``local`` for one of this machine that ends with this process."""
+    return given or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def connect(address: str | None, num_cpus: int | None, setting: str) -> bool:
+    """Join a cluster of Ray, or start one on this machine, unless this process is in one.
+
+    Args:
+        address: Address of the cluster; None: that of the environment, or else this machine.
+        num_cpus: Number of processes that compute at a time on this machine; None: one for each core.
+        setting: Name of the setting that asks for it.
+
+    Returns:
+        Whether it is to be left again.
+
+    Raises:
+        ConfigurationError: It cannot be reached.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    address, cores, own = address_of(address), num_cores(), dict[str, Any]()
+    # Ray sends statistics of its use to its makers unless it is told not to.
+    environment = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address == "local":
+        own = {"num_cpus": num_cpus or cores}
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // own["num_cpus"])))
+        environment["OMP_NUM_THREADS"] = threads  # shared out as among the processes of `devices`
+    handler = signal.getsignal(signal.SIGTERM)
+    with mock.patch.dict(os.environ, environment), in_one_line(f"{setting}: ray: address {address}: "):
+        ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, **own)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)  # Ray's would end the process in the middle of a step
+    return True
 
 
 class _Raised:

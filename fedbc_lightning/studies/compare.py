@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
 from fedbc_lightning.studies.numbers import csv_text
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.parsed_runs import check_runs
+from fedbc_lightning.studies.ray_tasks import RayTasks
 from fedbc_lightning.studies.results import StudyRecord, write_record
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State
@@ -57,7 +59,8 @@ class Comparison:
             write_record(study, self._command)
         since = time.time()
         runs = StudyRuns(study, self.console, since)
-        with Workers(study, since) if study.backend == "here" else Jobs(study, self.console, since) as pool:
+        pool: Any = RayTasks(study, since) if study.backend == "ray" else Workers(study, since)
+        with Jobs(study, self.console, since) if study.has_jobs else pool as pool:
             runs.do(pool.advance)
         self.states = runs.states
         record = StudyRecord(study, self._command, self.states)

@@ -71,13 +71,13 @@ class Study:
         threads: Number of CPU threads of each run. The last digit of a number may depend on it, so it is not derived
             from the number of cores.
         backend: Where the runs are done: ``here``, in processes of this machine; ``slurm``, in jobs that are submitted
-            to SLURM (needs the extra ``cluster``); or ``local``, in the same jobs as processes of this machine, to try
-            them.
+            to SLURM (needs the extra ``cluster``); ``local``, in the same jobs as processes of this machine, to try
+            them; or ``ray``, in tasks of Ray, one for each run (needs the extra ``ray``).
         jobs: Number of jobs that are submitted, as an array. Each does one run after another on each of its GPUs, or
             cores (or with ``workers`` processes), until none is left.
         resources: What each job asks for, by submitit's names, e.g. ``{timeout_min: 240, gpus_per_node: 1,
-            slurm_partition: gpu}``. A job that is preempted, or whose time of 240 minutes by default is up, is requeued
-            and goes on.
+            slurm_partition: gpu}``, or each task of Ray by Ray's, e.g. ``{num_cpus: 4, num_gpus: 0.5}``. A job that is
+            preempted, or whose time of 240 minutes by default is up, is requeued and goes on.
         strict: Whether runs of other code, data or versions in the study's folder are refused, and not warned of.
         out: Folder that holds the study; it is written to ``<out>/<name>``.
         name: Name of the study; None: that of the study's file, without its suffix.
@@ -103,7 +103,7 @@ class Study:
     scale: Annotated[float, POSITIVE_SHARE] = 1.0
     workers: Count | None = None
     threads: Count = 1
-    backend: Literal["here", "slurm", "local"] = "here"
+    backend: Literal["here", "slurm", "local", "ray"] = "here"
     jobs: Count = 1
     resources: dict[str, Any] = field(default_factory=dict)
     strict: bool = False
@@ -280,16 +280,21 @@ class Study:
         """Number of processes that do runs, on this machine or in each job: one for each GPU, or else for each core."""
         if self.workers is not None:
             return self.workers
-        if self.backend != "here":
+        if self.has_jobs:
             return int(self.resources.get("gpus_per_node") or self.resources.get("cpus_per_task") or 1)
         import torch  # here, because reading a study must not wait for the import
 
         return torch.cuda.device_count() or num_cores()
 
     @property
+    def has_jobs(self) -> bool:
+        """Whether the runs are done in jobs that are submitted."""
+        return self.backend in ("slurm", "local")
+
+    @property
     def num_at_once(self) -> int:
         """Number of runs that are done at a time, in all jobs if jobs do them."""
-        return self.num_workers * (1 if self.backend == "here" else self.jobs)
+        return self.num_workers * (self.jobs if self.has_jobs else 1)
 
     @property
     def folder(self) -> Path:
