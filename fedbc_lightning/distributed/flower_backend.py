@@ -74,7 +74,7 @@ class Flower(Backend):
             (client,) = ask.clients
             message = self._push(self._nodes.get(client), "train", {"start": start, "down": ask.down})
             if message is None:
-                come.append((index, Lost("no SuperNode that is it is connected")))
+                come.append((index, Lost("none of the SuperNodes that are connected is this client")))
             else:
                 waiting[message] = index
         end = None if self.timeout is None else time.monotonic() + self.timeout

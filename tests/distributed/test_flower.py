@@ -15,6 +15,7 @@ import torch
 from helpers.boring import assert_equal_trees
 from helpers.command_line import run_cli
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.flower_messages import content_of
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 
@@ -128,7 +129,8 @@ def test_who_is_lost_or_broken_drops_out(project, monkeypatch, caplog):
     options = [
         "--trainer.backend=Flower",
         "--trainer.backend.timeout=0.2",
-        "--data.num_clients=5",
+        "--trainer.backend.wait=0",
+        "--data.num_clients=6",
         "--trainer.eval_every_n_rounds=0",
     ]
     app = deploy(project, monkeypatch, *BASE, "--trainer.clients_per_round=1.0", *options)
@@ -140,6 +142,7 @@ def test_who_is_lost_or_broken_drops_out(project, monkeypatch, caplog):
         "client 2 sent nothing that can be used: data.val_fraction: got 2.0; give a number in [0, 1).": [1, 2, 3],
         "client 3 sent nothing that can be used: no message of this kind (JSONDecodeError).": [1],
         "client 3 sent nothing that can be used: it has sent a message of another program.": [2],
+        "client 5 sent nothing that can be used: none of the SuperNodes that are connected is this client.": [1, 2, 3],
         "client 4 sent nothing that can be used: there was no answer in 0.2 s.": [3],
     }
     nobody = (
@@ -187,6 +190,7 @@ data:
   class_path: SitesDataModule
   init_args:
     names: [Bern, Oslo]
+    test_fraction: 0.25
     train:
       - {class_path: my_sites.Site, init_args: {number: 0}}
       - {class_path: my_sites.Site, init_args: {number: 1}}
@@ -204,9 +208,17 @@ def test_a_client_has_its_own_data_alone(project, monkeypatch):
     Loop(app, [{"client": "Oslo"}, {"client": 0}], run_config={"trainer.max_rounds": 2}).run()
     assert made == [0, 1]
     here, there = sorted((project / "runs" / "tiny").iterdir())
-    columns = ["round", "client", "train_loss", "num_samples"]
-    tables = [pd.read_csv(run / "clients.csv").query("round < 3")[columns] for run in (here, there)]
-    pd.testing.assert_frame_equal(*tables)
+    for name in ("clients.csv", "evaluation.csv"):
+        tables = [pd.read_csv(run / name).query("round < 3") for run in (here, there)]
+        pd.testing.assert_frame_equal(*(table[[*tables[0]]] for table in tables))
+
+
+def test_a_method_whose_server_needs_the_vectors_is_refused(project, monkeypatch):
+    loop = Loop(deploy(project, monkeypatch, *BASE, "--trainer.clients_per_round=1.0", "--algorithm=FedBuff"), ALL)
+    with pytest.raises(ConfigurationError, match=r"the server of FedBuff.* reads or writes vectors or data of clients"):
+        loop.run()
+    assert not loop.messages
+    assert not (project / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ BUDGETS = {
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_711,
     # As much test as package: more costs every change, and time in CI.
-    ("tests",): 24_917,
+    ("tests",): 24_927,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""
