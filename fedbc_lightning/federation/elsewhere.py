@@ -18,7 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
-from fedbc_lightning.data.datamodule import SPLITS
+from fedbc_lightning.data.datamodule import POOLED, SPLITS
 from fedbc_lightning.data.datasets import labels_of, num_items
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost
 from fedbc_lightning.evaluation.evaluator import Evaluator
@@ -390,8 +390,14 @@ class Elsewhere:
         """Raise a MessageError if an answer cannot be taken."""
         layout, num_clients = self._federation.layout, len(found.clients)
         if isinstance(found, Measured):
-            if not {client for results in found.results.values() for _, client in results} <= {*found.clients}:
-                raise MessageError("it has values of other clients")
+            try:
+                tasks = [task for results in found.results.values() for task in results.items()]
+                clients = {client for (_, client), _ in tasks} | {int(key.split()[-1]) for key in found.best_metrics}
+                kinds = {type(value) for _, values in tasks for value in values.values()}
+            except (AttributeError, LookupError, TypeError, ValueError):  # whatever a stranger sends
+                clients, kinds = {POOLED}, set()
+            if not (clients <= {*found.clients} and kinds <= {float, int}):
+                raise MessageError("it has other values than numbers of these clients")
         elif not found.written:
             whole = found.w.new_empty(num_clients, layout.num_parameters)
             check_shapes({"w": found.w}, {"w": whole}, "the clients'")

@@ -102,16 +102,17 @@ def test_tables_are_those_of_one_process(tmp_path, name):
 
 
 class Losing(MessagesOnly):
-    """Of every evaluation, client 2's answer is lost, and client 3's has values of another client."""
+    """Of every evaluation, client 2's answer is lost, 3's has a value of another client, and 4's one that is none."""
 
     def work(self, start, asks):
         for index, answer in super().work(start, asks):
             spoilt = answer
             if b"Measured" in answer[:1000] and asks[index].clients == [2]:
                 spoilt = Lost("its machine was lost")
-            elif b"Measured" in answer[:1000] and asks[index].clients == [3]:
+            elif b"Measured" in answer[:1000] and asks[index].clients in ([3], [4]):
                 found = decode(answer, Measured)
-                found.results["test"]["local", 1] = {"accuracy": 1.0}
+                task, value = (("local", 1), 1.0) if asks[index].clients == [3] else (("local", 4), "high")
+                found.results["test"][task] = {"accuracy": value}
                 spoilt = encode(found)
             yield index, spoilt
 
@@ -120,5 +121,5 @@ def test_a_client_whose_answer_is_lost_is_left_out(tmp_path, caplog):
     trainer = make_trainer(tmp_path, backend=Losing(), max_rounds=1)
     trainer.fit(make_model(), BoringData(), FedAvg())
     lines = [line for line in caplog.messages if "sent nothing that can be used" in line]
-    assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3)]
-    assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "4", "5"}
+    assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3, 4)]
+    assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "5"}
