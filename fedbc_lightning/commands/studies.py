@@ -29,7 +29,6 @@ from fedbc_lightning.studies.parsed_runs import check_data_files
 from fedbc_lightning.studies.results import StudyRecord, finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
-from fedbc_lightning.studies.study_run import as_word
 
 REPORT = """\
 Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ
@@ -136,10 +135,8 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
     """
     overrides = dict[str, Any]()
     for content in layers:
-        of_layer = content.get("overrides", {})
-        if not isinstance(of_layer, dict):
-            raise UsageError(f"overrides: got {as_word(of_layer)}; give e.g. {{trainer.max_rounds: 10}}.")
-        overrides |= of_layer
+        of_layer = content.get("overrides")
+        overrides |= of_layer if isinstance(of_layer, dict) else {}  # the parser refuses what is none
     parser.words = words
     given = parser.parse_args(words)
     for key, default in Study.__dataclass_fields__.items():

@@ -65,7 +65,7 @@ Positive = Annotated[float, above(0)]
 UnitInterval = Annotated[float, within(0, 1)]
 
 # Words for the types of numbers and texts; the types of objects are called by their names.
-_WORDS = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
+_WORDS = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "null", Any: "anything"}
 
 
 def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> None:
@@ -98,6 +98,11 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
         for name in values[str(rest)].keys() - known.keys():  # Python's own message would name a base class
             meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
             raise TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'; {meant}")
+    check_types(hints, values, section)
+
+
+def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:
+    """Raise unless all values that have an annotation are as it says; see :func:`check_arguments`."""
     wrong = [
         f"{section}.{name}: got {_shown(value)}; give {_in_words(hints[name])}."
         for name, value in values.items()
@@ -137,6 +142,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in inner)
     if kind is list:
         return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if kind is dict:
+        return isinstance(value, Mapping) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     # Numbers of NumPy count, since they come from tables and grids of settings; a bool is an int for Python alone.
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
@@ -162,8 +169,8 @@ def _alternatives(hint: Any, bounds: str = "") -> list[str]:
         return [words for each in inner for words in _alternatives(each, bounds)]
     if kind is Literal:
         return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in inner]
-    if kind is list:
-        return [f"a list, each item {_in_words(inner[0])}"]
+    if kind in (list, dict):
+        return [f"a {'list' if kind is list else 'mapping of quoted names'}, each item {_in_words(inner[-1])}"]
     if hint is bool:
         return ["true", "false"]
     words = _WORDS.get(hint) or f"an object of {getattr(hint, '__name__', hint)}"

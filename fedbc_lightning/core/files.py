@@ -13,6 +13,7 @@ between the look at it and its opening is followed, and a crash of the machine m
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -21,12 +22,13 @@ import stat
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
+from fedbc_lightning.core.checks import check_types
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.machine import memory_of_machine
 from fedbc_lightning.core.units import bytes_said
@@ -136,8 +138,8 @@ def pwrite(file: int, view: memoryview, begin: int) -> int:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk; without it a crash may forget that a file was replaced."""
-    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
-        opened = descriptor(folder, os.O_RDONLY)
+    if hasattr(os, "O_DIRECTORY") and url_of(folder) is None:  # Windows opens no folder, and stores have none
+        opened = descriptor(folder.resolve(), os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:
@@ -154,6 +156,25 @@ def read(path: Path) -> bytes:
     """Read a file, but no link."""
     with open_file(path, "rb") as file:
         return file.read()
+
+
+def read_mapping(path: Path, types: Mapping[str, Any], parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
+    """Read a file that holds a mapping, which is empty if there is no file.
+
+    Args:
+        path: The file, but no link.
+        types: Annotations of the values by name; any of these may be missing.
+        parse: Returns the content of the file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or a value has another type.
+    """
+    with in_one_line(f"'{path}' cannot be read: ", "."):
+        content = parse(read(path)) if path.is_file() else {}
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
+        check_types(types, content, f"'{path}'")
+        return content
 
 
 @contextmanager

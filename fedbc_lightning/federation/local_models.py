@@ -14,13 +14,7 @@ from fedbc_lightning.engines.base import no_kept_parameters
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.user_methods import checked_model
 from fedbc_lightning.state import Cohort, ParameterLayout
-from fedbc_lightning.state.declaration import (
-    KEPT,
-    BufferPolicy,
-    ClientStore,
-    StagedClient,
-    StateDeclaration,
-)
+from fedbc_lightning.state.declaration import KEPT, BufferPolicy, ClientStore, StagedClient, StateDeclaration
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"

@@ -132,7 +132,7 @@ def partition(title: str, content: Mapping[str, Any]) -> Picture:
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = partition_picture.draw("", sizes, None if histogram is None else np.asarray(histogram), names)
         svg = as_svg(figure)
-    alt = f"Number of samples of each class at each of {content['num_clients']} clients, and of all classes together."
+    alt = f"Number of samples of each class at each of {max(map(len, sizes.values()))} clients, and of all together."
     return Picture(svg, title, alt)
 
 

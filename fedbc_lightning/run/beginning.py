@@ -147,8 +147,7 @@ def _restore(run: Run, saved: dict[str, Any], request: Request) -> None:
 
 def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
     """Warn of what the run and its checkpoint differ in, or refuse it if the user is strict; the run keeps it."""
-    unknown: dict[str, Any] = {"partition": "", "samples": {}, "code": {}, "versions": {}}
-    saved = Identity(settings=ours["settings"], **ours.get("identity", unknown))
+    saved = Identity(settings=ours["settings"], **ours.get("identity", {}))
     found = replace(run.identity, settings=run.compared).differences(saved)
     if run.fn != TrainerFn.FITTING:  # earlier changes are no news to who only evaluates
         found = [line for line in found if line not in saved.changes]

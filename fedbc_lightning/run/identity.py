@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import files
 from fedbc_lightning.core.described import GENERATORS, content_hash
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import listed
 from fedbc_lightning.core.origin import ADDRESS, PACKAGE, source_hash
 from fedbc_lightning.core.seeding import preserved_globals, seed_globals
@@ -58,12 +59,12 @@ class Identity:
     """
 
     settings: dict[str, Any]
-    partition: str
-    samples: dict[str, str]
-    code: dict[str, str]
-    versions: dict[str, str]
+    partition: str = ""
+    samples: dict[str, str] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     attributes: str = ""
-    changes: Sequence[str] = ()
+    changes: list[str] = field(default_factory=list)
 
     @property
     def hash(self) -> str:
@@ -113,8 +114,8 @@ class Identity:
 
 def read(folder: Path) -> tuple[Identity, list[str]] | None:
     """Return the identity of a run and who started it; None for a folder of an older version or an unreadable one."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads(files.read(folder / files.IDENTITY))
+    with suppress(ConfigurationError, TypeError, KeyError, AttributeError):
+        content = files.read_mapping(folder / files.IDENTITY, get_type_hints(Identity))
         fields = Identity.__dataclass_fields__.keys() & content.keys()
         return Identity(**{name: content[name] for name in fields}), (content["job"] or "").split()
     return None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import yaml
 
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.files import IDENTITY, read
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, in_one_line
+from fedbc_lightning.core.files import IDENTITY, read, read_mapping
 from fedbc_lightning.core.metric_names import (
     KEY_PLACES,
     TRAIN_LOSS,
@@ -28,6 +26,7 @@ from fedbc_lightning.core.metric_names import (
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.module.monitors import name_in_log
 from fedbc_lightning.run.folder import LAST, TABLES, method_of, run_folders
+from fedbc_lightning.run.identity import Identity
 from fedbc_lightning.run.tables import complete_lines
 
 if TYPE_CHECKING:  # training must not wait for pandas, which takes half a second to import
@@ -37,6 +36,13 @@ if TYPE_CHECKING:  # training must not wait for pandas, which takes half a secon
 NOT_RECORDED = "not recorded"
 
 Mode = Literal["min", "max"]
+
+
+# Types of what is read of ``partition.json``, which may come from somebody else.
+PARTITION = {
+    "hash": str, "sizes": dict[str, list[int]] | None, "label_histogram": list[list[int]] | None,
+    "client_names": list[str] | None, "heldout_clients": list[int],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,22 +85,29 @@ class RunRecord:
     @cached_property
     def config_text(self) -> str:
         """Text of ``config.yaml``."""
-        return read_parsed(self.folder / "config.yaml", str) or ""
+        path = self.folder / "config.yaml"
+        with in_one_line(f"'{path}' cannot be read: ", "."):
+            return read(path).decode() if path.is_file() else ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of ``config.yaml``."""
-        return read_parsed(self.folder / "config.yaml", yaml.safe_load) or {}
+        return read_mapping(self.folder / "config.yaml", {"trainer": dict[str, Any] | None}, yaml.safe_load)
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Content of ``partition.json``."""
-        return read_parsed(self.folder / "partition.json", _partition_of) or {}
+        found = read_mapping(self.folder / "partition.json", PARTITION)
+        rows = found.get("label_histogram") or []
+        lists = [*(found.get("sizes") or {}).values(), rows, found.get("client_names") or []]
+        if len({*map(len, filter(None, lists))}) > 1 or len({*map(len, rows)}) > 1:
+            raise ConfigurationError(f"'{self.folder}/partition.json' cannot be read: its lists differ in length.")
+        return found
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` says of settings, code and data."""
-        return read_parsed(self.folder / IDENTITY, json.loads) or {}
+        return read_mapping(self.folder / IDENTITY, get_type_hints(Identity))
 
     @property
     def missing(self) -> list[str]:
@@ -114,9 +127,8 @@ class RunRecord:
     def hashes(self) -> dict[str, str]:
         """Hashes of config, partition and code, of 12 digits each."""
         config = sha256(self.config_text.encode()).hexdigest()[:12] if self.config_text else NOT_RECORDED
-        partition = self.partition.get("hash")
         code = self.versions.get("code", NOT_RECORDED)
-        return {"config": config, "partition": str(partition)[:12] if partition else NOT_RECORDED, "code": code}
+        return {"config": config, "partition": self.partition.get("hash", NOT_RECORDED)[:12], "code": code}
 
     @property
     def num_rounds(self) -> int:
@@ -146,7 +158,7 @@ class RunRecord:
 
         sizes = (self.partition.get("sizes") or {}).get("train")
         if sizes is not None:
-            found = pd.Series(sizes).drop(self.partition.get("heldout_clients", []))
+            found = pd.Series(sizes).drop(self.partition.get("heldout_clients", []), errors="ignore")
         elif {"client", "num_samples"} <= set(self.clients):  # partition.json lists no sizes of very many clients
             found = self.clients.groupby("client")["num_samples"].max()
         else:
@@ -155,8 +167,8 @@ class RunRecord:
 
     def client_name(self, client: int) -> str:
         """Return the name of a client: that of the data, or else its number."""
-        names = self.partition.get("client_names")
-        return f"client {client}" if names is None else str(names[client])
+        names = self.partition.get("client_names") or []
+        return names[client] if client < len(names) else f"client {client}"
 
 
 @dataclass(frozen=True)
@@ -349,42 +361,10 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    with _readable(path):
+    with in_one_line(f"'{path}' cannot be read: ", "."):
         # A run that is being done may have written half of its last row.
         text = complete_lines(path)
         found = pd.read_csv(io.StringIO(text)) if text.strip() else pd.DataFrame()
         if text.strip() and ("round" not in found or (len(found) and found["round"].dtype.kind != "i")):
             raise ValueError("there is no column 'round' of whole numbers")
     return found
-
-
-def read_parsed(path: Path, parse: Callable[[str], Any]) -> Any:
-    """Return the text of a file, or the mapping that ``parse`` finds in it; None if there is no file.
-
-    Raises:
-        ConfigurationError: The file cannot be read.
-    """
-    if not path.is_file():
-        return None
-    with _readable(path):
-        content = parse(read(path).decode())
-        if parse is not str and not isinstance(content, dict):
-            raise ValueError("it is no mapping")
-    return content
-
-
-def _partition_of(text: str) -> Any:
-    """Parse ``partition.json``, whose numbers of samples are drawn."""
-    content = json.loads(text)
-    sizes = (content.get("sizes") if isinstance(content, dict) else None) or {}
-    if not isinstance(sizes, dict) or any(not isinstance(n, list) or {*map(type, n)} - {int} for n in sizes.values()):
-        raise ValueError("its sizes are no lists of whole numbers")
-    return content
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, yaml.YAMLError) as error:  # errors of pandas, JSON and decoding are ValueErrors
-        raise ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.") from None

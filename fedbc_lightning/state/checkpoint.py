@@ -65,9 +65,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], 
             "callbacks and data, get_extra_state and on_save_checkpoint hold numbers, strings and tensors only, or "
             f"allow its class (torch.serialization.add_safe_globals).{kept}"
         ) from error
-    if files.url_of(path) is not None:
-        return
-    files.sync_folder(path.parent.resolve())
+    files.sync_folder(path.parent)
 
 
 def load(path: str | Path) -> dict[str, Any]:

@@ -81,17 +81,6 @@ def plain_key(key: str) -> str:
     return key.replace(".init_args", "").removesuffix(".class_path")
 
 
-def check_keys(place: str, given: Mapping[Any, Any]) -> None:
-    """Check that the keys of settings are texts.
-
-    Raises:
-        ConfigurationError: One is a number, say.
-    """
-    others = [key for key in given if not isinstance(key, str)]
-    if others:
-        raise ConfigurationError(f"{place}: the name {as_word(others[0])} is no text; quote it.")
-
-
 @dataclass(frozen=True)
 class Method:
     """One line of the tables: an algorithm with its settings.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import IDENTITY
 from fedbc_lightning.core.origin import source_hash
+from fedbc_lightning.core.secret import read_secret
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.run.identity import VERSIONS, read, samples_of
+from fedbc_lightning.run.identity import VERSIONS, Identity, read, samples_of
 from fedbc_lightning.studies.study import Study, refuse
-from fedbc_lightning.studies.study_run import Run
+from fedbc_lightning.studies.study_run import Run, read_note
+
+CPU = torch.device("cpu")
 
 
 class Built(FederatedCLI):
@@ -117,44 +121,63 @@ def _checked(study: Study, run: Run) -> Any:
             trainer["eval_every_n_rounds"] == 0,
     }  # fmt: skip
     refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
+    if not (secret := (trainer["privacy"] or {}).get("secret", "")).startswith(("env:", "file:")):
+        read_secret(secret)  # refuses it; one in a file is not asked for, as the tables of a finished study need none
     return parsed
 
 
 def _check_unchanged(study: Study, configs: list[Any]) -> None:
     """Warn of runs in the study's folder that were of other code, data or versions, or refuse them if it is strict.
 
-    Samples are read of the oldest run first: if it has those of today, so have the later ones of the same data.
+    Each run is compared with what is there today, and so with all others. Layers are those of the first run with the
+    same settings of the model, as no model is built here.
 
     Args:
         study: The study.
         configs: Complete configs, in which the classes of all runs are named.
     """
-    code: dict[str, set[str]] = {}
+    code: dict[Any, set[str]] = {}
     for path in {path for config in configs for key, path in config.items() if key.endswith("class_path")}:
         with contextlib.suppress(ImportError, AttributeError):
             kind = import_object(path)
             code.setdefault(f"the class {kind.__qualname__}", set()).add(source_hash(kind))
-    runs = {run.folder: run for run in study.runs()}
-    places = [*runs, *study.folder.glob("tuning/*/*/*/rung_*/seed_*")]
-    files = sorted((file.stat().st_mtime_ns, file) for place in places for file in place.glob(f"*/{IDENTITY}"))
-    seen, changed, what = set[str](), list[Path](), dict[str, None]()
-    for folder, saved in [(file.parent.parent, known[0]) for _, file in files if (known := read(file.parent))]:
-        run, samples = runs.get(folder), saved.samples
-        if run is not None and run.named_data not in seen:
+    data, found = dict[str, dict[str, str]](), dict[str, list[Path]]()
+    for folder, run, saved in _done_before(study):
+        noted = read_note(folder).get("run", {})
+        key, model = _settings_of("data", noted), _settings_of("model", noted)
+        if key not in data:
+            data[key] = saved.samples
             # A study whose data are gone still gives its tables; only strict insists on looking at them.
-            with contextlib.suppress(*() if study.strict else (Exception,)), preserved_globals(torch.device("cpu")):
-                samples = samples_of(data_of(run))
-            seen |= {run.named_data} if samples == saved.samples else set()
-        here = {name: there if there in code.get(name, {there}) else "" for name, there in saved.code.items()}
-        found = replace(saved, code=here, samples=samples, versions=VERSIONS).differences(saved)
-        changed += [folder] if found else []
-        what |= dict.fromkeys(found)
-    if changed:
-        said = f"'{changed[0]}'{f' and {len(changed) - 1} more' if changed[1:] else ''}: {'; '.join(what)}"
+            with contextlib.suppress(*() if study.strict else (ConfigurationError, OSError)), preserved_globals(CPU):
+                if key == _settings_of("data", run.identity()):  # else tuning has chosen one of them
+                    data[key] = samples_of(data_of(run))
+        known = {name: code.get(name) or code.setdefault((name, model), {there}) for name, there in saved.code.items()}
+        here = {name: there if there in known[name] else "" for name, there in saved.code.items()}
+        for line in replace(saved, code=here, samples=data[key], versions=VERSIONS).differences(saved):
+            found.setdefault(line, []).append(folder)
+    if found:
+        first, *others = dict.fromkeys(itertools.chain(*found.values()))
+        said = f"'{first}'{f' and {len(others)} more' if others else ''}: {'; '.join(found)}"
         said += ". To do that again, remove the folder, or give the study another name."
         if study.strict:
             raise ConfigurationError(said)
         warnings.warn(said, stacklevel=2)
+
+
+def _settings_of(section: str, settings: Mapping[str, str]) -> str:
+    """Return the settings of a section, and the seed, which runs must share to have the same data, say."""
+    return str(sorted(item for item in settings.items() if item[0].startswith(section) or item[0] == "seed"))
+
+
+def _done_before(study: Study) -> list[tuple[Path, Run, Identity]]:
+    """Return the folders of trials and runs that are there, one that has the same data, and what was done there."""
+    places: dict[Path, Run] = {}
+    for variant, method, seed in itertools.product(study.variants, study.methods, study.tuning.seeds):
+        trial = study.trial(variant, method, seed, method.first())
+        places |= dict.fromkeys(trial.folder.parents[2].glob(f"*/rung_*/{trial.folder.name}"), trial)
+    places |= {run.folder: run for run in study.runs()}
+    files = [(folder, run, file) for folder, run in places.items() for file in folder.glob(f"*/{IDENTITY}")]
+    return [(folder, run, known[0]) for folder, run, file in files if (known := read(file.parent)) is not None]
 
 
 def data_of(run: Run) -> Any:

@@ -14,7 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
-from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, full_key, plain_key, short
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import Report, can_choose
@@ -158,16 +158,12 @@ class Study:
         """Check the keys of overrides, variants and algorithms.
 
         Raises:
-            ConfigurationError: A key is no text, holds nested keys, or is one that the study itself gives to its runs;
-                or one of the overrides begins with neither a section nor the name of an algorithm.
+            ConfigurationError: A key holds nested keys, or is one that the study itself gives to its runs; or one of
+                the overrides begins with neither a section nor the name of an algorithm.
         """
         check_folder_names("algorithms", self.algorithms)
-        check_keys("origins", self.origins)
-        for name, own in self.algorithms.items():
-            check_keys(f"algorithms.{name}", own or {})
         of_variants = {f"variants.{name}": settings or {} for name, settings in self.variants.items()}
         for place, settings in {"overrides": self.overrides, **of_variants}.items():
-            check_keys(place, settings)
             for key, value in settings.items():
                 inner = list(value) if isinstance(value, Mapping) else []
                 is_class = isinstance(value, str) or "class_path" in inner
@@ -406,14 +402,13 @@ def check_known(place: str, names: Iterable[str], known: Collection[str]) -> Non
             raise ConfigurationError(f"{place}: the study has no '{name}'; {meant}")
 
 
-def check_folder_names(kind: str, names: Iterable[Any]) -> None:
-    """Check that each name is text, and that no two of them would share a folder.
+def check_folder_names(kind: str, names: Iterable[str]) -> None:
+    """Check that no two names would share a folder.
 
     Raises:
-        ConfigurationError: A name is no text, or two names differ only in what a folder's name leaves out.
+        ConfigurationError: Two names differ only in what a folder's name leaves out.
     """
     folders: dict[str, str] = {}
-    check_keys(kind, dict.fromkeys(names))
     for name in names:
         other = folders.setdefault(slug(name), name)
         refuse({f"{kind}: '{other}' and '{name}' would share a folder; rename one.": other != name})

@@ -19,7 +19,7 @@ from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.parsed_runs import build, check_runs
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import NOTE, Run, has_ended, is_finished, slug
+from fedbc_lightning.studies.study_run import Run, has_ended, is_finished
 from fedbc_lightning.studies.tuning import rungs
 
 
@@ -57,11 +57,10 @@ def _row(study: Study, variant: str, method: Method) -> dict[str, Any]:
     trials, rounds = 0, (len(runs) - done) * plan.max_rounds
     for rung, num_combinations in rungs(study, method):
         count = num_combinations * len(study.tuning.seeds)
-        settings = study.trial(variant, method, study.tuning.seeds[0], method.first(), rung).settings
-        places = study.folder / "tuning" / slug(variant) / slug(method.name)
-        ended = min(count, sum(has_ended(note.parent) for note in places.glob(f"*/rung_{rung}/seed_*/{NOTE}")))
+        trial = study.trial(variant, method, study.tuning.seeds[0], method.first(), rung)
+        ended = min(count, sum(map(has_ended, trial.folder.parents[2].glob(f"*/rung_{rung}/seed_*"))))
         trials, done = trials + count, done + ended
-        rounds += (count - ended) * settings.get("trainer.max_rounds", plan.max_rounds)
+        rounds += (count - ended) * trial.settings.get("trainer.max_rounds", plan.max_rounds)
     share, left = rounds / plan.max_rounds, len(runs) + trials - done  # a trial may be shorter than a run
     kept = sum(size for what, size in plan.disk.items() if "while it is written" not in what)
     return {

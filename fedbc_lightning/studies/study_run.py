@@ -21,13 +21,17 @@ import yaml
 
 from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write
-from fedbc_lightning.run.run_record import RunRecord, read_parsed
+from fedbc_lightning.core.files import read_mapping, write
+from fedbc_lightning.run.run_record import RunRecord
 
 # Largest length of a folder's name in bytes; most file systems allow 255.
 MAX_BYTES = 250
 # File in a run's folder that says which run it is, when it began, and how it has ended.
 NOTE = "run.json"
+NOTE_TYPES = {
+    "run": dict[str, str], "is_finished": bool, "error": str | None, "began_at": float, "ended_at": float, "round": int,
+    "losses": int,
+}  # fmt: skip
 # Number of processes that may die in one round of a run before it counts as failed.
 MAX_LOSSES = 2
 LOST = f"its process died {MAX_LOSSES} times in one round (killed, or out of memory?)"
@@ -187,7 +191,7 @@ def read_note(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: It was changed so that it cannot be read.
     """
-    return read_parsed(folder / NOTE, json.loads) or {}
+    return read_mapping(folder / NOTE, NOTE_TYPES)
 
 
 def has_ended(folder: Path) -> bool:

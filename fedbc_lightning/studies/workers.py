@@ -29,7 +29,7 @@ import filelock
 import torch
 
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, needs, notes_of, one_line, report
-from fedbc_lightning.core.files import make_folder, open_file, read, refuse_link, remove, write
+from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, write
 from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
@@ -399,8 +399,7 @@ class Jobs:
         """Return the jobs that were submitted before, if one of them waits or runs."""
         import submitit
 
-        path = self._folder / RECORD
-        record = json.loads(read(path)) if path.is_file() else {}
+        record = read_mapping(self._folder / RECORD, {"jobs": list[str]})
         if record.get("study") != self._asked:  # these do other runs
             return []
         kind = submitit.SlurmJob if self._study.backend == "slurm" else submitit.LocalJob

@@ -261,3 +261,18 @@ def test_no_file_of_a_run_or_study_holds_the_secret(project, tmp_path_factory, c
     assert len(files) > 20
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
     assert "correct horse" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("place", ["overrides: {PRIVACY}", "variants: {b: {}, a: {PRIVACY}}"])
+def test_a_study_refuses_a_secret_given_as_text_before_it_writes(project, capfd, place):
+    privacy = (
+        "trainer.privacy: {clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}, trainer.privacy.secret: correct horse"
+    )
+    head = "name: s\nbase: tiny.yaml\nalgorithms: {FedAvg: {weighting: uniform}}\nseeds: [0]\nworkers: 1\n"
+    (project / "study.yaml").write_text(head + place.replace("PRIVACY", privacy))
+    files = {*project.rglob("*")}
+    assert run_cli("compare", "--config", "study.yaml") == 1
+    said = "".join(capfd.readouterr())
+    assert "a secret given as text" in said
+    assert "correct horse" not in said
+    assert {*project.rglob("*")} == files

@@ -15,7 +15,6 @@ import yaml
 from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
-from fedbc_lightning import ConfigurationError
 from fedbc_lightning.core.origin import code_hash
 from fedbc_lightning.report import sections
 from fedbc_lightning.run.run_record import RunRecord
@@ -290,13 +289,6 @@ def write_seed(folder, hash, duals):
     rows = "".join(f"{round},{client},{dual}\n" for round, client, dual in duals)
     (folder / "clients.csv").write_text(f"round,client,dual\n{rows}")
     return RunRecord(folder)
-
-
-@pytest.mark.parametrize("sizes", ["x", [1], {"train": "x"}, {"train": [1, "a"]}])
-def test_sizes_of_other_types_are_refused_in_one_line(tmp_path, sizes):
-    (tmp_path / "partition.json").write_text(json.dumps({"sizes": sizes}))
-    with pytest.raises(ConfigurationError, match="cannot be read: its sizes are no lists of whole numbers"):
-        _ = RunRecord(tmp_path).partition
 
 
 def test_a_map_is_that_of_the_first_seed_and_a_client_keeps_its_value(tmp_path, monkeypatch):

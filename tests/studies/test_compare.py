@@ -247,7 +247,7 @@ def test_the_reported_round(project, monkeypatch):
         ({"report": "best_on_test", "metrics": ["train/loss"]}, "first of metrics, is not measured on test data"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
         ({"algorithms": {"FedAvg": {}}, "variants": {"a": {}, "b": {"algorithm.mu": 1}}}, "b / FedAvg: "),
-        ({"overrides": ["trainer.max_rounds"]}, "overrides: got [trainer.max_rounds]; give e.g. {trainer.max_rounds"),
+        ({"overrides": ["trainer.max_rounds"]}, "overrides: got"),
         ({"out": "tiny.yaml"}, "out: 'tiny.yaml' cannot be written"),
     ],
 )
@@ -302,6 +302,14 @@ def test_runs_of_other_code_data_or_versions_are_told_or_refused(project, monkey
     for run in (trial, *study.runs()):
         do_if_free(run, 0.0)
     check_runs(Study(**given, strict=True))
+    other = study.run("all", study.methods[0], 7)
+    sys.modules.pop("tiny_data")
+    file.write_text(text.replace("2 * ", "3 * "))
+    do_if_free(other, 0.0)  # while the data were other ones, which are put back
+    sys.modules.pop("tiny_data")
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=f"'{other.folder}': code: the class TinyData .*; data: train data"):
+        check_runs(Study(**given | {"seeds": [0, 1, 7]}, strict=True))
     torch, said = VERSIONS["torch"], f"'{trial.folder}' and 2 more: "
     for factor, version, expected in (
         ("2.0", torch, "code: the class TinyData changed after .* written. To do that again, remove the folder, or "),
