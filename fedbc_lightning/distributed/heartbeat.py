@@ -38,7 +38,7 @@ MOST_SECONDS_WITHOUT_ANSWER = 120
 SECONDS_TO_ANSWER = 2
 
 # Seconds that rank 0 has to report a mistake first
-SECONDS_FOR_ALIKE = 2.0
+SECONDS_FOR_ALIKE = 5.0
 
 # Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended
 SECONDS_TO_END = 20.0
