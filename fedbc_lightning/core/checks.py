@@ -93,11 +93,12 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
     """
     hints = _hints(owner)
     if is_ours(owner) and (rest := inspect.getfullargspec(owner).varkw) in values:  # what its base classes take
-        specs = [inspect.getfullargspec(base.__init__) for base in owner.__mro__]  # type: ignore[misc]
+        # The class that is made may have the whole __init__ from the owner.
+        specs = [inspect.getfullargspec(base.__init__) for base in type(values["self"]).__mro__]  # type: ignore[misc]
         known = dict.fromkeys(name for spec in specs for name in (*spec.args[1:], *spec.kwonlyargs))
         for name in values[str(rest)].keys() - known.keys():  # Python's own message would name a base class
             meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
-            raise TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'; {meant}")
+            raise TypeError(f"{type(values['self']).__name__}() got an unexpected keyword argument '{name}'; {meant}")
     check_types(hints, values, section)
 
 

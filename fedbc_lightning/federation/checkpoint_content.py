@@ -13,6 +13,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.module.adapter import put_plain_attributes
 from fedbc_lightning.module.client_optimizers import Changes
 from fedbc_lightning.state import checkpoint
 
@@ -149,7 +150,8 @@ def put_back(federation: Federation, found: dict[str, Any]) -> None:
     """Let clients begin with what hooks had set, as :func:`set_by_hooks` returned it."""
     if found:
         federation.bench.optimizer.written = copy.deepcopy(Changes(found["options"], found["schedulers"]))
-        federation.user.put_attributes_back(found.get("attributes", {}))
+        federation.user.changed_attributes = dict(found.get("attributes", {}))
+        put_plain_attributes(federation.user.module, federation.user.changed_attributes)
         federation.user.evaluating = frozenset(found["evaluating"])
         federation.layout.frozen_by_hooks = frozenset(found.get("frozen", ()))
         federation.layout.put_frozen_back()

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.fabric import Fabric
@@ -38,6 +39,11 @@ STEPS = ("training_step", "validation_step", "test_step")
 
 # The values that each metric holds; None for a metric without an update
 State = list[list[float] | None]
+# Part of a module (or ``hparams``) and name of an attribute -> its value
+Attributes = dict[tuple[str, str], Any]
+
+# Modules -> all values before their first run, and what hooks of rounds left where they changed one
+_changed: WeakKeyDictionary[LightningModule, tuple[Attributes, Attributes]] = WeakKeyDictionary()
 
 
 class Scratch(NamedTuple):
@@ -111,6 +117,34 @@ class BestMetrics:
         self.staged = {}
 
 
+def _holders(module: LightningModule) -> dict[str, dict[str, Any]]:
+    return {name: vars(part) for name, part in module.named_modules()} | {"hparams": module.hparams}
+
+
+def plain_attributes(module: LightningModule) -> Attributes:
+    """Return the attributes of a module's parts, and hyper-parameters, that are plain values."""
+    plain = {name: plain_values(holder) for name, holder in _holders(module).items()}
+    return {(name, key): value for name, values in plain.items() for key, value in values.items()}
+
+
+def put_plain_attributes(module: LightningModule, values: Attributes, *, are_all: bool = False) -> None:
+    """Set those attributes that have other values now; if these are all that there were, remove newer ones."""
+    holders, now = _holders(module), plain_attributes(module)
+    for name, key in now.keys() - values.keys() if are_all else ():
+        del holders[name][key]  # it hides that of the class, such as a learning rate
+    for (name, key), value in values.items():
+        if name in holders and ((name, key) not in now or now[name, key] != value):
+            holders[name][key] = plain_copy(value)
+
+
+def forget_hooks(module: LightningModule, *, is_restored: bool) -> None:
+    """Begin a run with the module as it is; if it is restored, as it was made, since the checkpoint has the rest."""
+    made, left = _changed.pop(module, ({}, {}))
+    if is_restored:  # what somebody has changed after the run stays, and will be told
+        others = {k: v for k, v in plain_attributes(module).items() if k not in left or left[k] != v}
+        put_plain_attributes(module, {k: made[k] for k in left if k in made} | others, are_all=True)
+
+
 class UserModule:
     """Runs the user's steps under Fabric's precision, and listens to what they log.
 
@@ -163,7 +197,8 @@ class UserModule:
         self.returned: KeptState | None = None
         self.place = ""
         self.keep_modes()
-        self.changed_attributes: dict[tuple[str, str], Any] = {}
+        self.changed_attributes: Attributes = {}
+        self._made = _changed[module][0] if module in _changed else plain_attributes(module)
         steps = {name: getattr(module, name) for name in STEPS}
         self.takes_index = {k: is_param_in_hook_signature(step, "batch_idx", min_args=2) for k, step in steps.items()}
 
@@ -225,7 +260,9 @@ class UserModule:
             callback.log, callback.log_dict = self.module.log, self.module.log_dict  # type: ignore[attr-defined]
 
     def detach(self) -> None:
-        """Undo :meth:`attach`; the weights stay as training left them."""
+        """Undo :meth:`attach`; weights and attributes stay as training left them."""
+        left = plain_attributes(self.module)
+        _changed[self.module] = self._made, {key: left.get(key) for key in self.changed_attributes}
         for state in filter(None, (self.returned, self._kept_optimizers)):
             state.restore()
         for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
@@ -262,33 +299,10 @@ class UserModule:
     @contextmanager
     def noting_attributes(self) -> Iterator[None]:
         """Note the attributes that a hook of rounds changes; else a resumed run would begin ``self.lr *= 0.5`` anew."""
-        before = self.plain_attributes()
+        before = plain_attributes(self.module)
         yield
-        now = self.plain_attributes()
+        now = plain_attributes(self.module)
         self.changed_attributes |= {k: value for k, value in now.items() if k not in before or before[k] != value}
-
-    def put_attributes_back(self, values: Mapping[tuple[str, str], Any]) -> None:
-        """Restore the attributes that hooks of rounds had changed."""
-        self.changed_attributes = dict(values)
-        self.put_plain_attributes(values)
-
-    def put_plain_attributes(self, values: Mapping[tuple[str, str], Any], *, are_all: bool = False) -> None:
-        """Set those attributes that have other values now; if these are all that there were, remove newer ones."""
-        holders, now = self._holders(), self.plain_attributes()
-        for name, key in now.keys() - values.keys() if are_all else ():
-            del holders[name][key]  # it hides that of the class, such as a learning rate
-        for (name, key), value in values.items():
-            if name in holders and ((name, key) not in now or now[name, key] != value):
-                holders[name][key] = plain_copy(value)
-
-    def _holders(self) -> dict[str, dict[str, Any]]:
-        parts = {name: vars(part) for name, part in self.module.named_modules()}
-        return parts | {"hparams": self.module.hparams}
-
-    def plain_attributes(self) -> dict[tuple[str, str], Any]:
-        """Return the attributes of the module's parts, and hyper-parameters, that are plain values."""
-        plain = {name: plain_values(holder) for name, holder in self._holders().items()}
-        return {(name, key): value for name, values in plain.items() for key, value in values.items()}
 
     # steps
 

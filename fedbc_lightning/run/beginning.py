@@ -74,8 +74,7 @@ def prepare(
         saved = _read(path, request, fabric, lock)
         if type(data.users_module).__qualname__ in (saved or {}):
             data.set_up(request.fn.value, saved)  # again, with the state that it had
-    is_same = last is not None and last.user.module is request.model
-    return identity, Beginning(path, saved, last if is_same else None)
+    return identity, Beginning(path, saved, last if last and last.user.module is request.model else None)
 
 
 def _read(path: Path | None, request: Request, fabric: Fabric, lock: RunLock) -> dict[str, Any] | None:
@@ -157,8 +156,7 @@ def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
     for line in found:
         warnings.warn(f"{line}{'; the run goes on as it is now' * goes_on}.", stacklevel=2)
     if goes_on:  # and keeps it: a later resume must not take this for a run of one code
-        new = f"after round {run.progress.finished_round}: "
-        changes = [line if line in saved.changes else new + line for line in found]
+        changes = [x if x in saved.changes else f"after round {run.progress.finished_round}: {x}" for x in found]
         run.identity = replace(run.identity, changes=changes)
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import files
@@ -173,29 +173,18 @@ def _arguments(model: LightningModule) -> dict[str, Any]:
     return {name: value for name, value in vars(model).items() if name in names}
 
 
-class _Ends(Dataset):
-    """Hashes of the first and the last samples of data sets."""
-
-    def __init__(self, datasets: list[Any]) -> None:
-        self._datasets = datasets
-
-    def __len__(self) -> int:
-        return len(self._datasets)
-
-    def __getitem__(self, index: int) -> str:
-        dataset = self._datasets[index]
-        found = []
-        for k in (0, num_items(dataset) - 1):
-            seed_globals(0, torch.device("cpu"))  # a sample may be augmented
-            with suppress(Exception):  # training will say what is wrong with it
-                found.append(dataset[k])
-        return content_hash(found)
+def _hash_of_ends(dataset: Any) -> str:
+    found = []
+    for k in (0, num_items(dataset) - 1):
+        seed_globals(0, torch.device("cpu"))  # a sample may be augmented
+        with suppress(Exception):  # training will say what is wrong with it
+            found.append(dataset[k])
+    return content_hash(found)
 
 
 def samples_of(datamodule: FederatedDataModule) -> dict[str, str]:
     """Return hashes of the first and the last sample of each split of clients, by names for messages."""
-    number = min(datamodule.num_clients, MAX_CLIENTS)
-    clients = np.linspace(0, datamodule.num_clients - 1, number, dtype=int).tolist()
+    clients = np.linspace(0, datamodule.num_clients - 1, min(datamodule.num_clients, MAX_CLIENTS), dtype=int).tolist()
     found = {
         f"{split} data of client {client}": dataset
         for client in clients
@@ -205,7 +194,8 @@ def samples_of(datamodule: FederatedDataModule) -> dict[str, str]:
     # In workers where the run has some: a file that is opened before they start could not be read by them.
     num_workers = min(datamodule.loader_options.get("num_workers", 0), len(found))
     with preserved_globals(torch.device("cpu")):
-        loader = DataLoader(_Ends([*found.values()]), None, num_workers=num_workers, generator=torch.Generator())
+        options = {"num_workers": num_workers, "collate_fn": _hash_of_ends, "generator": torch.Generator()}
+        loader: Any = DataLoader([*found.values()], None, **options)  # type: ignore[arg-type]
         return dict(zip(found, loader, strict=True))
 
 

@@ -28,7 +28,7 @@ SECONDS_TO_LIVE = 300.0
 """Seconds without a touch after which an owner counts as dead; one of this machine also does once its process ended."""
 
 SECONDS_BETWEEN_LOOKS = 0.5
-"""Seconds between two looks at a lock file whose owner may be alive."""
+"""Seconds between two looks at a lock file whose owner may be alive, or at the runs of a study."""
 
 _held: set[Path] = set()
 
@@ -111,7 +111,7 @@ def _said(lease: Lease) -> str:
 def _run_in(folder: Path) -> str:
     """Say by which hash its identity is known, and its job of a cluster, as far as ``run.json`` of the folder does."""
     known = read(folder)
-    return "" if known is None else f" (run {known[0].hash}{f', job {known[1]}' if known[1] else ''})"
+    return "" if known is None else f" (run {', job '.join([known[0].hash, *known[1]])})"
 
 
 @contextmanager

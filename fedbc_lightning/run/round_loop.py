@@ -17,6 +17,7 @@ from fedbc_lightning.distributed.interrupts import Interrupts, check
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import beginning_again, kept_from_round_hooks, kept_from_start_hooks
 from fedbc_lightning.federation.isolation import SharedAttributes, check_isolation
+from fedbc_lightning.module.adapter import plain_attributes, put_plain_attributes
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, refuse_if_nothing_logs
@@ -76,7 +77,7 @@ class RoundLoop:
                 with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
                     self._federation.load_global()
                 if self._attributes:
-                    run.user.put_plain_attributes(self._attributes, are_all=True)
+                    put_plain_attributes(run.user.module, self._attributes, are_all=True)
                 self._hooks.call_callbacks("on_exception", cause)
                 run.datamodule.users_module.on_exception(cause)
                 if cause is not error:
@@ -111,7 +112,7 @@ class RoundLoop:
     def _note_attributes(self) -> None:
         """Note what hooks may change in a round that is broken off, so that a module that is fitted again has it."""
         if self._federation.bench.has_hooks:
-            self._attributes = self._run.user.plain_attributes()
+            self._attributes = plain_attributes(self._run.user.module)
 
     def _advance(self) -> None:
         """Run one round."""

@@ -77,7 +77,7 @@ def _requeue(job: str) -> None:
         how = "" if done.returncode == 0 else f"status {done.returncode}: {done.stderr.strip()}"
     except OSError as error:
         how = str(error)
-    if how:
-        rank_zero_info(f"SLURM: '{shlex.join(command)}' failed ({how}); submit the job again, it goes on from here.")
-    else:
-        rank_zero_info(f"SLURM: job {job} is in the queue again and will go on from its last round.")
+    failed = f"'{shlex.join(command)}' failed ({how}); submit the job again, it goes on from here."
+    rank_zero_info(
+        f"SLURM: {failed if how else f'job {job} is in the queue again and will go on from its last round.'}"
+    )

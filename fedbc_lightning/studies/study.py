@@ -288,11 +288,6 @@ class Study:
         return self.backend in ("slurm", "local")
 
     @property
-    def num_at_once(self) -> int:
-        """Number of runs that are done at a time, in all jobs if jobs do them."""
-        return self.num_workers * (self.jobs if self.has_jobs else 1)
-
-    @property
     def folder(self) -> Path:
         """Folder of the study."""
         return Path(self.out) / str(self.name)

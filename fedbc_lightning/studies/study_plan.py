@@ -96,7 +96,7 @@ def plan_run(run: Run) -> Plan:
 
 def print_study_plan(study: Study, rows: pd.DataFrame) -> None:
     """Print the estimated cost of a study: a row per variant and algorithm, and the total."""
-    console, workers = Console(highlight=False), study.num_at_once
+    console, workers = Console(highlight=False), study.num_workers * (study.jobs if study.has_jobs else 1)
     said = {"one run": duration, "seconds": duration, "disk": bytes_said, "bytes_up": bytes_said,
             "bytes_down": bytes_said}  # fmt: skip
     shown = rows.drop(columns="rounds").assign(**{name: rows[name].map(form) for name, form in said.items()})

@@ -32,15 +32,13 @@ from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_li
 from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, write
 from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.lock import SECONDS_BETWEEN_LOOKS, RunLock
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, write_note
 from fedbc_lightning.studies.tuning import tune
 
-# Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
-SECONDS_BETWEEN_LOOKS = 0.5
 # Error of a run that was stopped from outside, which is no failure of the run.
 STOPPED = "stopped"
 # Seconds that busy workers have to write their checkpoint before they are killed.

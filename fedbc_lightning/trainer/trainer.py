@@ -24,7 +24,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.data import SitesDataModule
 from fedbc_lightning.federation.elsewhere import ask_for_facts
-from fedbc_lightning.module.adapter import check_module, unwrapped
+from fedbc_lightning.module.adapter import check_module, forget_hooks, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.run.beginning import begin, prepare
@@ -294,6 +294,8 @@ class FederatedTrainer(RunView):
         check_algorithm(algorithm)
         self._given = datamodule, algorithm
         request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed, is_strict)
+        if fn == TrainerFn.FITTING or ckpt_path is not None:
+            forget_hooks(model, is_restored=ckpt_path is not None)
         # Lightning's callbacks ask trainer.state.fn whether they see a fit.
         self.state.fn = fn
         self.progress = self.progress.of_next_run()

@@ -9,7 +9,7 @@ import pytest
 from fedbc_lightning.datamodules import SyntheticDataModule
 from jsonargparse import ArgumentParser
 
-from fedbc_lightning.algorithms import Ditto, FedAdam
+from fedbc_lightning.algorithms import Ditto, FedAdam, FedYogi
 from fedbc_lightning.core.checks import FINITE, POSITIVE_SHARE, SHARE, above, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError
 
@@ -85,7 +85,7 @@ def test_the_command_line_parses_such_arguments():
         parser.parse_args(["--trainer.count=two"])
 
 
-@pytest.mark.parametrize("kind", [Ditto, FedAdam, SyntheticDataModule])
+@pytest.mark.parametrize("kind", [Ditto, FedAdam, FedYogi, SyntheticDataModule])
 def test_an_unknown_argument_is_refused_in_the_name_of_the_class_that_is_made(kind):
     with pytest.raises(TypeError, match=rf"^{kind.__name__}\(\) got .* 'lam'; it takes "):
         kind(lam=0.5)

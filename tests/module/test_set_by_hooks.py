@@ -173,10 +173,10 @@ def test_what_a_hook_sets_is_in_force_or_refused(tmp_path, monkeypatch, case, ow
 class Accumulating(Program):
     """Its step depends on all that its hooks may change."""
 
-    def __init__(self, factor=1.0):
+    def __init__(self, factor=1.0, lr=0.1):
         super().__init__()
-        self.save_hyperparameters()
-        self.table, self.stops_in = [[1.0]], None
+        self.save_hyperparameters("factor")
+        self.lr, self.table, self.stops_in = lr, [[1.0]], None
 
     def training_step(self, batch, batch_idx):
         if self.trainer.current_round == self.stops_in:
@@ -224,9 +224,6 @@ RESUMED += [(kind, file, is_same) for kind in ("a rate of evaluations", "a rate 
             for file, is_same in (("last.ckpt", True), ("every.ckpt", False))]  # fmt: skip
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*configure_optimizers.*the run goes on"
-)  # the stopped module has another rate by now
 @pytest.mark.parametrize(("kind", "file", "is_same_module"), RESUMED)
 def test_a_resumed_run_goes_on_with_what_hooks_had_set(tmp_path, kind, file, is_same_module):
     """From the run's own file or that of ``RoundCheckpoint``, with a new module or the one that was stopped."""

@@ -79,4 +79,4 @@ def test_mistakes_are_one_line(project, capfd, given, message):
 
 def test_a_plan_knows_how_many_runs_jobs_do_at_a_time():
     study = Study("digits.yaml", {"FedAvg": {}}, backend="slurm", jobs=3, resources={"gpus_per_node": 2})
-    assert study.num_at_once == 6
+    assert study.num_workers * study.jobs == 6
