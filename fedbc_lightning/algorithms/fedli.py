@@ -85,8 +85,9 @@ class FedLiLS(FedAvg):
         engine.check_solver("FedLi-LS", self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare the last accepted step size."""
+        """Declare the last accepted step size, and the column that tells who has searched for one."""
         state.client_scalar("last_step", 1.0)
+        state.client_message("has_searched", "column")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with line searches, and stage each client's last step size."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
-from fedbc_lightning.data.datamodule import POOLED, SPLITS
+from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.datasets import labels_of, num_items
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content
+from fedbc_lightning.federation.expected import Expected, check_answer, check_facts
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import (
@@ -117,14 +119,12 @@ def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
     """
     clients = datamodule.elsewhere
     asks = [Ask([client], 1, encode(Down([client], [0], None, {}, {}, "facts"))) for client in clients]
-    for index, answer in in_order(backend.work(b"", asks), len(asks)):
+    for index, answer in in_order(backend.work(b"", asks), asks, "data elsewhere"):
         client = clients[index]
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
-            facts = decode(answer, Facts)
-            if facts.clients != [client]:
-                raise MessageError(f"it is one of clients {facts.clients}")
+            facts = decode(answer, Facts, partial(check_facts, client=client))
         except MessageError as error:
             raise ConfigurationError(
                 f"trainer.backend: client {client}, whose data are elsewhere, does not say what it has: {error}"
@@ -199,10 +199,12 @@ def work(federation: Federation, start: RoundStart, down: Down) -> Up:
     written = federation.written_by(lambda: federation.train_clients(cohort), len(down.clients))
     staged_scalars = {name: cohort.staged(name) for name in store.scalar_names if cohort.is_staged(name)}
     staged_rows = {name: [*cohort.staged(name)] for name in down.rows if cohort.is_staged(name)}
+    # Who the client is and how many samples it has, the server writes into the row itself.
+    records = [{k: v for k, v in each.items() if k not in ("client", "num_samples")} for each in cohort.records]
     return Up(
         start.form, start.round, down.clients, down.positions, cohort.valid.tolist(), cohort.w, cohort.buffers,
         cohort.counters, cohort.messages, staged_scalars, staged_rows, cohort.step_size, cohort.steps, cohort.losses,
-        cohort.records, written,
+        records, written,
     )  # fmt: skip
 
 
@@ -213,15 +215,20 @@ def cohort_of(federation: Federation, up: Up) -> Cohort:
     cohort.w, cohort.buffers, cohort.counters = up.w.to(device), up.buffers.to(device), up.counters.to(device)
     cohort.step_size, cohort.steps, cohort.losses = up.step_size.to(device), up.steps, up.losses
     cohort.messages = {name: value.to(device) for name, value in up.messages.items()}
-    cohort.records, cohort.valid = up.records, torch.tensor(up.valid)
-    for values in (cohort.w, cohort.buffers, *cohort.messages.values()):
-        cohort.require_finite(values)
+    cohort.valid = torch.tensor(up.valid)
+    for record, more in zip(cohort.records, up.records, strict=True):
+        record.update(more)
     if TAKEN in store.scalar_names:
         cohort.stage(TAKEN, torch.full((len(up.clients),), float(up.round)))
     for name, values in up.scalars.items():
         cohort.stage(name, values)
     for name, rows in up.rows.items():
         cohort.stage(name, torch.stack(rows))
+    # As clients that train here are judged by what they send and keep.
+    cohort.require_finite(cohort.w)
+    cohort.require_finite(cohort.buffers, federation.server["buffers"])
+    cohort.require_finite(cohort.step_size)
+    cohort.check_finite()
     return cohort
 
 
@@ -230,21 +237,40 @@ def folder_of(run_folder: str | Path, round: int) -> Path:
     return Path(run_folder, "messages", f"{round:06d}")
 
 
-def in_order(answers: Iterable[tuple[int, bytes | Lost]], num_asks: int) -> Iterator[tuple[int, bytes | Lost]]:
-    """Yield an answer for each index from 0 on, however they come; one that never comes is lost.
+def in_order(
+    answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], where: str
+) -> Iterator[tuple[int, bytes | Lost]]:
+    """Yield the first answer to each message in the order of the messages, however they come.
+
+    A message without one is lost; one line says of any other answer that it is not used.
+
+    Args:
+        answers: The answers of a backend, each with the index of its message.
+        asks: The messages.
+        where: Where in the run that is, for the log.
 
     Example:
-        >>> [answer for _, answer in in_order([(3, b"d"), (0, b"a"), (2, b"c")], 4)]
+        >>> asks = [Ask([client], 1, b"") for client in range(4)]
+        >>> [answer for _, answer in in_order([(3, b"d"), (0, b"a"), (2, b"c")], asks, "round 1")]
         [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
     """
-    waiting, index = dict[int, bytes | Lost](), 0
+    waiting, index, seen = dict[int, bytes | Lost](), 0, set[int]()
     for come, answer in answers:
+        if come in seen or come not in range(len(asks)):
+            what = f"a second answer of client {_listed(asks[come].clients)}" if come in seen else f"an answer {come!r}"
+            rank_zero_only(log.warning)(f"{where}: trainer.backend brought {what}, which nobody asked: it is not used.")
+            continue
+        seen.add(come)
         waiting[come] = answer
         while index in waiting:
             yield index, waiting.pop(index)
             index += 1
-    for left in range(index, num_asks):
+    for left in range(index, len(asks)):
         yield left, waiting.get(left, Lost("trainer.backend brought no answer"))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 class Elsewhere:
@@ -281,9 +307,9 @@ class Elsewhere:
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
         written = list[str]()
         # In the order of the clients, as one process takes them: then the sums have the same bits.
-        for index, answer in in_order(self._backend.work(start, asks), len(asks)):
+        for index, answer in in_order(self._backend.work(start, asks), asks, f"round {server.round}"):
             ask = asks[index]
-            up = self._read(Up, ask, answer, begun, groups[index])
+            up = self._read(Up, ask, answer, begun, started, groups[index])
             if up is None or isinstance(answer, Lost):
                 participants.missing.update(dict.fromkeys(ask.clients, "absent"))
                 continue
@@ -328,8 +354,10 @@ class Elsewhere:
             most = most or math.ceil(len(of) / MESSAGES_PER_WORKER / self._backend.num_workers(len(of)))
             for group in (of[k : k + most] for k in range(0, len(of), most)):
                 asks.append(Ask(group, int(sizes[group].sum()), encode(evaluation_of(federation, group))))
-        for index, answer in in_order(self._backend.work(encode(start), asks) if asks else (), len(asks)):
-            measured = self._read(Measured, asks[index], answer, start)
+        begun = encode(start)
+        started, answers = MessageHash(begun), self._backend.work(begun, asks) if asks else ()
+        for index, answer in in_order(answers, asks, f"round {round}"):
+            measured = self._read(Measured, asks[index], answer, start, started)
             if measured is not None:
                 federation.user.best_metrics.staged |= measured.best_metrics
                 for split, results in measured.results.items():
@@ -368,38 +396,17 @@ class Elsewhere:
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
     def _read(
-        self, kind: type[Answer], ask: Ask, answer: bytes | Lost, start: RoundStart, positions: list[int] | None = None
-    ) -> Answer | None:
+        self, kind: type[Answer], ask: Ask, answer: bytes | Lost, start: RoundStart, started: MessageHash,
+        positions: list[int] | None = None,
+    ) -> Answer | None:  # fmt: skip
         """Return the message that a backend has brought, or say why it is not used."""
+        expected = Expected(start.form, start.round, ask.clients, positions, started.then(ask.down))
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
-            found = decode(answer, kind)
-            is_asked = (found.clients, getattr(found, "positions", None)) == (ask.clients, positions)
-            if not is_asked or (found.form, found.round) != (start.form, start.round):
-                raise MessageError(f"it is one of clients {found.clients} in round {found.round} of form {found.form}")
-            self._check(found)
+            return decode(answer, kind, partial(check_answer, expected=expected, federation=self._federation))
         except MessageError as error:
             names = self._federation.datamodule.client_names
-            who = ", ".join(str(client if names is None else names[client]) for client in ask.clients)
+            who = _listed(client if names is None else names[client] for client in ask.clients)
             rank_zero_only(log.warning)(f"round {start.round}: client {who} sent nothing that can be used: {error}.")
             return None
-        return found
-
-    def _check(self, found: Up | Measured) -> None:
-        """Raise a MessageError if an answer cannot be taken."""
-        layout, num_clients = self._federation.layout, len(found.clients)
-        if isinstance(found, Measured):
-            try:
-                tasks = [task for results in found.results.values() for task in results.items()]
-                clients = {client for (_, client), _ in tasks} | {int(key.split()[-1]) for key in found.best_metrics}
-                kinds = {type(value) for _, values in tasks for value in values.values()}
-            except (AttributeError, LookupError, TypeError, ValueError):  # whatever a stranger sends
-                clients, kinds = {POOLED}, set()
-            if not (clients <= {*found.clients} and kinds <= {float, int}):
-                raise MessageError("it has other values than numbers of these clients")
-        elif not found.written:
-            whole = found.w.new_empty(num_clients, layout.num_parameters)
-            check_shapes({"w": found.w}, {"w": whole}, "the clients'")
-            buffers = found.buffers.new_empty(num_clients, layout.num_buffers)
-            check_shapes({"b": found.buffers}, {"b": buffers}, "buffers")

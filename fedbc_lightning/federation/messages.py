@@ -107,8 +107,9 @@ class Up:
         step_size: (K, 1) or (K, d) mean learning rate.
         steps: Number of steps of each.
         losses: Mean loss of each.
-        records: The row of each in ``clients.csv``.
+        records: What each has counted and logged, by column of ``clients.csv``.
         written: Names of the frozen parameters that training has written; then all else counts nothing.
+        answers: Hash of the messages that this one answers, with which no other round or run has asked.
     """
 
     form: str
@@ -127,6 +128,7 @@ class Up:
     losses: list[float]
     records: list[dict[str, Any]]
     written: list[str] = field(default_factory=list)
+    answers: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Measured:
         clients: Their numbers.
         results: The values of each task by split, see :class:`~fedbc_lightning.evaluation.measurement.Results`.
         best_metrics: As in :class:`Down`, with these values.
+        answers: As in :class:`Up`.
     """
 
     form: str
@@ -173,6 +176,7 @@ class Measured:
     clients: list[int]
     results: dict[str, dict[tuple[str, int], dict[str, float]]]
     best_metrics: dict[str, Any]
+    answers: str = ""
 
 
 def encode(message: RoundStart | Down | Up | Facts | Measured | Rows) -> bytes:
@@ -212,12 +216,14 @@ def encode(message: RoundStart | Down | Up | Facts | Measured | Rows) -> bytes:
     return safetensors.save(tensors, {"message": text})
 
 
-def decode(data: bytes, kind: type[Kind]) -> Kind:
+def decode(data: bytes, kind: type[Kind], check: Callable[[Kind], None] | None = None) -> Kind:
     """Return the message that bytes hold.
 
     Args:
         data: The bytes.
         kind: The type of message that is expected.
+        check: Raises an error if the message cannot be used. It is called before the tensors are made that were
+            shortened, since few bytes may stand for many zeros; they stand on the device ``meta``.
 
     Raises:
         MessageError: They are no such message: another type or version, or broken off.
@@ -225,17 +231,18 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
     makers: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "frozenset": frozenset, "set": set}
     tensors = dict[str, Tensor]()
 
-    def whole(value: Any) -> Any:
+    def whole(value: Any, make: Callable[..., Tensor] = _whole) -> Any:
         if isinstance(value, list):
-            return [whole(item) for item in value]
+            return [whole(item, make) for item in value]
         if not isinstance(value, dict):
             return value
         ((name, items),) = value.items()
         if name == "tensor":
             way, name, shape = items
             parts = [f"{name}.{k}" for k in range(2)]
-            return _whole(way, [tensors[part] for part in parts if part in tensors], shape)
-        return dict(map(whole, items)) if name == "items" else makers[name](map(whole, items))
+            return make(way, [tensors[part] for part in parts if part in tensors], shape)
+        items = whole(items, make)
+        return dict(items) if name == "items" else makers[name](items)
 
     try:
         length = int.from_bytes(data[:8], "little")
@@ -246,6 +253,8 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
                 "install the same fedbc_lightning at server and clients"
             )
         tensors |= safetensors.load(data)
+        if check is not None:
+            check(kind(**{each.name: whole(content[each.name], _outline) for each in fields(kind)}))
         return kind(**{each.name: whole(content[each.name]) for each in fields(kind)})
     except MessageError:
         raise
@@ -282,7 +291,14 @@ def _whole(way: str, parts: list[Tensor], shape: list[int]) -> Tensor:
         return torch.zeros(math.prod(shape)).index_put_((parts[1].long(),), first).reshape(shape)
     if way == "halves":
         return (first.to(torch.int32) << 16).view(torch.float32).reshape(shape)
-    return (first[parts[1].long()] if way == "distinct" else first).reshape(shape)
+    return (first[parts[1].long()].float() if way == "distinct" else first).reshape(shape)
+
+
+def _outline(way: str, parts: list[Tensor], shape: list[int]) -> Tensor:
+    """Return what tells the shape and dtype of :func:`_whole`, without memory for it."""
+    if way in ("nonzero", "halves", "distinct"):
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+    return _whole(way, parts, shape)
 
 
 class MessageHash:

@@ -79,6 +79,7 @@ def declare_state(
     for part in parts:
         part.declare_state(declaration)
         part.check(engine, num_sampled)
+    declaration.scalars_of_server = [*declaration.client_scalars]
     algorithm.declare_state(declaration)
     if not any(part.forms_z for part in parts):
         raise ConfigurationError(

@@ -157,6 +157,10 @@ class FairStep(ServerCallback):
     def __init__(self, q: float, lipschitz: float | None, style: Literal["paper", "public"] = "paper") -> None:
         self.q, self.lipschitz, self.style = q, lipschitz, style
 
+    def declare_state(self, state: StateDeclaration) -> None:
+        """Declare the loss at z."""
+        state.client_message("loss_at_z", "number")
+
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the clients that took a step."""
         # There is one optimizer group; outside of it the step size is 0 and w = z.

@@ -38,9 +38,10 @@ class ControlVariates(ServerCallback):
             )
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare c_i and c, both under the name ``control``."""
+        """Declare c_i, c and what is sent of c_i, all under the name ``control``."""
         state.client_vector("control")
         state.server_vector("control")
+        state.client_message("control")
 
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
         """Return c_i⁺ of the cohort's clients, (K, d); c_i stays where no step was taken, or only steps of size 0."""
@@ -89,8 +90,9 @@ class DynamicRegularization(ServerCallback):
         self.alpha = alpha
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare the correction h, which starts at 0."""
+        """Declare the correction h, which starts at 0, and what is sent of h_i."""
         state.server_vector("correction", for_clients=False)
+        state.client_message("correction")
 
     def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
         """Send the change of h_i."""
@@ -123,8 +125,9 @@ class MeanMessage(ServerCallback):
         self.messages = (name,)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare the server vector, which starts at 0."""
+        """Declare the server vector, which starts at 0, and the message."""
         state.server_vector(self.name)
+        state.client_message(self.name)
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' messages."""
@@ -158,6 +161,7 @@ class AugmentedMean(ServerCallback):
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the mean in float64, so that rounding errors do not add up over the rounds."""
         state.server_vector("augmented_mean", initial="z", dtype=torch.float64, for_clients=False)
+        state.client_message("augmented")
 
     def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
         """Send u_i − u_i^old."""
@@ -197,6 +201,10 @@ class CenterConsensus(ServerCallback):
 
     def __init__(self, skip_probability: float) -> None:
         self.skip_probability = skip_probability
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """Declare what is sent."""
+        state.client_message("center")
 
     def is_skipped(self, server: ServerState) -> bool:
         """Return whether this round has no exchange; it depends on (seed, round) only."""

@@ -55,7 +55,12 @@ BufferPolicy = Literal["average", "local", "global"]
 
 
 class StateDeclaration:
-    """Lists the state that an algorithm keeps, by name; ``FederatedAlgorithm.declare_state`` fills it."""
+    """Lists the state that an algorithm keeps, by name; ``FederatedAlgorithm.declare_state`` fills it.
+
+    Attributes:
+        client_messages: What each client sends beside its model, by name, with its kind.
+        scalars_of_server: Names of the clients' scalars that server parts have declared, and no client sends.
+    """
 
     def __init__(self) -> None:
         self.client_scalars: dict[str, float | list[float]] = {}
@@ -63,6 +68,8 @@ class StateDeclaration:
         self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
         self.for_clients: list[str] = []
         self.server_scalars: dict[str, float] = {}
+        self.client_messages: dict[str, str] = {}
+        self.scalars_of_server: list[str] = []
         self._claimed = {("server", name) for name in ("z", "buffers", "counters", KEPT)}
         self._claimed |= {("client", name) for name in COLUMNS}  # a scalar is a column of clients.csv, too
 
@@ -122,6 +129,16 @@ class StateDeclaration:
         self._claim("server", name)
         self.server_scalars[name] = initial
         self.for_clients.append(name)
+
+    def client_message(self, name: str, kind: Literal["vector", "number", "column"] = "vector") -> None:
+        """Declare what each client sends beside its model, which servers of clients elsewhere check.
+
+        Args:
+            name: Its name.
+            kind: A ``vector`` (d,) or a ``number`` in ``cohort.messages``; or a ``column``, which the client's half
+                gives to ``cohort.record``.
+        """
+        self.client_messages[name] = kind
 
     def fingerprint(self) -> list[str]:
         """Return the sorted names and kinds of all state, to compare a checkpoint with an algorithm."""

@@ -16,7 +16,16 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, elsewhere
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
-from fedbc_lightning.federation.messages import Down, Measured, MessageError, RoundStart, Up, decode, encode
+from fedbc_lightning.federation.messages import (
+    Down,
+    Measured,
+    MessageError,
+    MessageHash,
+    RoundStart,
+    Up,
+    decode,
+    encode,
+)
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
 from fedbc_lightning.run.identity import Identity
@@ -87,7 +96,7 @@ class ClientRound(RunView):
         self._frozen, self._hashes = frozen.copies(), frozen.hashes()
         self.rows: MutableMapping[str, bytes] = {}
         self._round: RoundStart | None = None
-        self._decoded: tuple[bytes, RoundStart] | None = None
+        self._decoded: tuple[bytes, RoundStart, MessageHash] | None = None
 
     def work(self, start: RoundStart, down: Down) -> Up:
         """Train the clients of a message.
@@ -149,9 +158,10 @@ class ClientRound(RunView):
             return encode(elsewhere.facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
         if self._decoded is None or start != self._decoded[0]:
-            self._decoded = start, decode(start, RoundStart)
+            self._decoded = start, decode(start, RoundStart), MessageHash(start)
+        _, begun, started = self._decoded
         do = self.evaluate if asked.task == "evaluate" else self.work
-        return encode(do(self._decoded[1], asked))
+        return encode(replace(do(begun, asked), answers=started.then(down)))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly
@@ -16,8 +19,10 @@ from torch.utils.data import TensorDataset
 from fedbc_lightning import FedAvg, SitesDataModule
 from fedbc_lightning.algorithms import SCAFFOLD, FedBC, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.distributed.backend import Lost
-from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Up, decode, encode
+from fedbc_lightning.distributed.backend import Ask, Lost
+from fedbc_lightning.federation.elsewhere import in_order
+from fedbc_lightning.federation.expected import check_facts
+from fedbc_lightning.federation.messages import Down, Facts, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import ClientSampler
 from fedbc_lightning.server.codecs import QSGD, BFloat16, Float8, Sign, TopK
 from fedbc_lightning.trainer.client_round import ClientRound
@@ -26,39 +31,88 @@ BAD = 2
 """The client whose answers are bad; it is sampled in each round."""
 
 
-def changed(**fields):
-    return lambda data, others: encode(replace(decode(data, Up), **fields))
-
-
 BROKEN = {
     "never came": lambda data, others: Lost("its machine was lost"),
     "was never brought": lambda data, others: None,
     "cut off": lambda data, others: data[: len(data) // 2],
     "empty": lambda data, others: b"",
     "noise": lambda data, others: random.Random(0).randbytes(5000),
+    "no bytes": lambda data, others: "hello",
     "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, {})),
     "of another version": lambda data, others: data.replace(b'[\\"1\\", ', b'[\\"2\\", ', 1),
-    "of another run": changed(form="0" * 16),
-    "of another round": changed(round=7),
-    "of an unknown client": changed(clients=[99]),
     "of another client, twice": lambda data, others: others[0],
-    "of another shape": changed(w=torch.zeros(1, 3)),
-    "of another dtype": changed(w=torch.zeros(1, 147, dtype=torch.float64)),
+    "zeros out of nothing": lambda data, others: inflated(data),
 }
+NO_VALUE = [None, "x", 7.5, ["x"], [None], {"evil": 1}, {"evil": torch.zeros(1)}, torch.zeros(2, 3, 4)]
+OF_LISTS = {
+    "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]], "positions": [[1.0]],
+    "clients": [[99], [float(BAD)]], "written": [["evil"], ["net.0.weight"]], "round": [7], "form": ["0" * 16],
+    "records": [[{name: 1.0}] for name in ("client", "num_samples", "status", "grad_scale", "seconds", "=cmd()")]
+    + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"train_" + "x" * 300: 1.0}]],
+}  # fmt: skip
+
+
+def inflated(data):
+    """A message of few bytes with 40 GB of zeros in it."""
+    whole = encode(replace(decode(data, Up), w=torch.zeros(1, 1024)))
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    text = header["__metadata__"]["message"]
+    return safetensors.save(safetensors.load(whole), {"message": text.replace("[1, 1024]", f"[1, {10**10}]")})
+
+
+def of_another_kind(value):
+    """Yield values that are none of the kind of a field's value."""
+    if isinstance(value, torch.Tensor):
+        yield from (value[..., :-1], value[None], value.bool(), value.new_zeros(()))
+    elif isinstance(value, list):
+        yield from ([value * 2, value[:-1]] if value else [])
+        yield from ([other] for item in value for other in of_another_kind(item))
+    elif isinstance(value, dict):
+        yield {**value, "evil": torch.zeros(1)}
+        others = [(k, other) for k, v in value.items() for other in NO_VALUE if type(other) is not type(v)]
+        others += [(k, other) for k, v in value.items() for other in of_another_kind(v)]
+        yield from ({**value, k: other} for k, other in others)
+
+
+def corrupted(up):
+    """Yield what can be wrong with a message, each with the status of its client then."""
+    for name, garble in BROKEN.items():
+        yield name, garble, "absent"
+    for field in fields(Up):
+        value = getattr(up, field.name)
+        for k, other in enumerate([*NO_VALUE, *of_another_kind(value), *OF_LISTS.get(field.name, ())]):
+            if repr(other) != repr(value):
+                yield f"{field.name} {k}", changed(**{field.name: other}), "absent"
+    for name in ("w", "buffers", "step_size", "rows", "messages"):
+        yield f"{name} NaN", changed(**{name: not_finite(getattr(up, name))}), "nonfinite"
+
+
+def changed(**values):
+    return lambda data, others: encode(replace(decode(data, Up), **values))
+
+
+def not_finite(value):
+    if isinstance(value, dict):
+        return {name: not_finite(item) for name, item in value.items()}
+    return [not_finite(item) for item in value] if isinstance(value, list) else value * float("nan")
 
 
 class Garbling(MessagesOnly):
-    def __init__(self, garble):
+    """Garbles the answers of a client, in each round in the next way, over and over."""
+
+    def __init__(self, *ways):
         super().__init__()
-        self.garble = garble
+        self.ways, self.honest = ways, []
 
     def work(self, start, asks):
-        others = []
+        others, way = [], self.ways[(decode(start, RoundStart).round - 1) % len(self.ways)]
         for index, answer in super().work(start, asks):
             others.append(answer)
-            brought = self.garble(answer, others) if asks[index].clients == [BAD] else answer
-            if brought is not None:
-                yield index, brought
+            if asks[index].clients == [BAD]:
+                self.honest.append(answer)
+                answer = way(answer, others)
+            if answer is not None:
+                yield index, answer
 
 
 class Others(ClientSampler):
@@ -71,21 +125,50 @@ class Others(ClientSampler):
         return [client for client in (0, BAD, 3, 5) if client not in self.leaves_out]
 
 
-def fit(root, sampler, **options):
-    trainer = make_trainer(root, sampler=sampler, clients_per_round=4, max_rounds=2, eval_every_n_rounds=0, **options)
-    trainer.fit(make_model(), BoringData(), FedAvg())
+def fit(root, sampler, algorithm=None, **options):
+    settings = {"sampler": sampler, "clients_per_round": 4, "max_rounds": 2, "eval_every_n_rounds": 0} | options
+    trainer = make_trainer(root, **settings)
+    trainer.fit(make_model(), BoringData(), algorithm or FedAvg())
     return trainer
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_bad_message_is_a_client_that_dropped_out(tmp_path, caplog, kind):
-    garbled = fit(tmp_path / "a", Others(()), backend=Garbling(BROKEN[kind]))
-    lines = [line for line in caplog.messages if "sent nothing that can be used" in line]
-    assert [line.partition(" sent")[0] for line in lines] == [f"round {k}: client {BAD}" for k in (1, 2)]
-    without = fit(tmp_path / "b", Others((BAD,)))
-    assert_equal_trees(garbled.server.z, without.server.z)
+def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplog):
+    honest = Garbling(lambda data, others: data)
+    fit(tmp_path / "honest", Others(()), SCAFFOLD(), backend=honest, max_rounds=1)
+    names, ways, statuses = zip(*corrupted(decode(honest.honest[0], Up)), strict=True)
+    rounds = {"max_rounds": len(ways) + 1}
+    replayed = honest.honest[0]  # of another run
+    ways, names, statuses = (*ways, lambda *_: replayed), (*names, "replayed"), (*statuses, "absent")
+    caplog.clear()
+    garbled = fit(tmp_path / "a", Others(()), SCAFFOLD(), backend=Garbling(*ways), **rounds)
     rows = garbled.result.clients
-    assert list(rows[rows["client"] == BAD]["status"]) == ["absent", "absent"]
+    found = dict(zip(names, rows[rows["client"] == BAD]["status"], strict=True))
+    assert found == dict(zip(names, statuses, strict=True))
+    lines = [line for line in caplog.messages if "sent nothing that can be used" in line or "became NaN" in line]
+    assert [line.partition(":")[0] for line in lines] == [f"round {k + 1}" for k in range(len(names))]
+    without = fit(tmp_path / "b", Others((BAD,)), SCAFFOLD(), **rounds)
+    assert_equal_trees(garbled.server.values, without.server.values)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [], [{}], "x", None, [{"train": [-5], "val": [0], "test": [0]}], [{"train": ["x"], "val": [0], "test": [0]}],
+        [{"train": [10**13], "val": [0], "test": [0]}], [{"train": [5], "val": [0]}],
+        [{"train": [], "val": [0], "test": [0]}],
+    ],
+)  # fmt: skip
+def test_facts_that_cannot_be_are_refused(counts):
+    with pytest.raises(MessageError, match="its counts"):
+        decode(encode(Facts([1], counts)), Facts, partial(check_facts, client=1))
+
+
+def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_they_do_not(caplog):
+    asks = [Ask([client], 1, b"") for client in (4, 7)]
+    come = [(1, b"b"), (99, b"x"), (1, b"y"), (0, b"a"), (0, b"z"), (-1, b"u")]
+    assert [*in_order(come, asks, "round 3")] == [(0, b"a"), (1, b"b")]
+    who = ["an answer 99", "a second answer of client 7", "a second answer of client 4", "an answer -1"]
+    assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
 
 
 class Watching(MessagesOnly):
