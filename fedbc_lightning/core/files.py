@@ -60,7 +60,7 @@ def _store(url: str, verb: str) -> Iterator[tuple[Any, str]]:
     from fsspec.core import url_to_fs  # here, because most runs are on disks alone
 
     with in_one_line(f"'{url}' cannot be {verb} (", ")."):  # the library of each store has errors of its own
-        yield url_to_fs(url)
+        yield url_to_fs(url, **{"auto_mkdir": True} if url.startswith("file:") else {})  # others have no folders
 
 
 def is_there(path: Path) -> bool:

@@ -210,8 +210,8 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
     others = [(folder, found[0]) for folder, found in known.items() if found is not None]
     if others:
         folder, saved = others[-1]
-        other = "attributes of model or callbacks differ" if identity.is_of(saved) else "its clients' samples differ"
-        why = "; ".join(identity.differences(saved)[:3]) or other
+        other = "attributes of model or callbacks" if saved.attributes != identity.attributes else "data or code"
+        why = "; ".join(identity.differences(saved)[:3]) or f"its {other} differ"
         said = f"WARNING: '{folder}' is another run ({why}): this one starts at round 0; to go on there, name it. "
     rank_zero_only(log.warning)((said + ("" if known else did_you_mean(experiment.name, beside, ""))).rstrip())
     return None

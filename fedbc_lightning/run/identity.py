@@ -84,12 +84,12 @@ class Identity:
         ]
         found += [(k, v, self.versions[k]) for k, v in saved.versions.items() if self.versions.get(k, v) != v]
         lines = [*saved.changes]
-        lines += [f"{name} was {old} when the checkpoint was written and is {new} now" for name, old, new in found]
+        lines += [f"{name} was {old} when the run began and is {new} now" for name, old, new in found]
         for what, there, here in (("code", saved.code, self.code), ("data", saved.samples, self.samples)):
             other = [name for name in there if name in here and there[name] != here[name]]
             if other:
                 more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-                lines.append(f"{what}: {other[0]}{more} changed after the checkpoint was written")
+                lines.append(f"{what}: {other[0]}{more} changed after the run had begun")
         return lines
 
     def is_of(self, saved: Identity, free: Collection[str] = ()) -> bool:

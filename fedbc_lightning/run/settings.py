@@ -12,7 +12,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hin
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import refuse_url
+from fedbc_lightning.core.files import refuse_url, url_of
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
@@ -188,7 +188,7 @@ class RunSettings:
         folder = Path(self.name)
         if self.local_epochs is not None and self.local_steps is not None:
             raise ConfigurationError("trainer.local_epochs and local_steps: give one of them, set the other to null.")
-        if not self.name or folder.is_absolute() or ".." in folder.parts:
+        if not self.name or url_of(self.name) or folder.is_absolute() or ".." in folder.parts:
             raise ConfigurationError(f"trainer.name: got '{self.name}'; give the name of a folder in default_root_dir.")
         # ε is counted for clients that are sampled independently and whose updates are sent as they are clipped.
         availability = None if self.system is None else self.system.availability

@@ -74,6 +74,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: The file does not exist, cannot be read, or was not written by this package.
     """
+    path = files.url_of(path) or path  # as the user wrote it, in messages
     with files.on_disk(Path(path)) as file:
         if file.parent.name == files.CHECKPOINTS:  # elsewhere the user may have links of his own
             files.refuse_link(file)

@@ -332,7 +332,7 @@ class FileRows(RowStorage):
         if self._lacking is not None:
             raise ConfigurationError(
                 f"ckpt_path: '{self._lacking}' holds the global model and the scalars only; the clients' rows "
-                f"({', '.join(self.starts)}) lie in {NAME} and belong to last.ckpt: give that one."
+                f"({', '.join(self.starts)}) lie in {NAME} beside the last.ckpt of the run folder: give that one."
             )
 
     def state_dict(self, *, with_slots: bool = True) -> dict[str, Any]:

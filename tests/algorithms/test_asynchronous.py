@@ -125,7 +125,7 @@ def test_a_client_that_diverged_arrives_with_nothing(tmp_path):
     assert {float(row["weight"]) for row in mine} == {0.0}
 
 
-@pytest.mark.filterwarnings("ignore:trainer.* when the checkpoint was written")
+@pytest.mark.filterwarnings("ignore:trainer.* when the run began")
 @pytest.mark.parametrize("build", [partial(FedBuff, 2), FedAsync])
 def test_resumed_run_equals_unbroken_run_with_updates_in_flight(tmp_path, build):
     options = {"system": System(Lognormal(0.3, 1.0), availability=Diurnal(0.6, 5.0, 0.5)), "clients_per_round": 3}

@@ -195,7 +195,7 @@ def test_mistakes_in_a_file_of_intervals(tmp_path):
             DeviceFile("trainer.system.availability", str(path), 5, None).intervals()
 
 
-@pytest.mark.filterwarnings("ignore:trainer.* when the checkpoint was written")
+@pytest.mark.filterwarnings("ignore:trainer.* when the run began")
 def test_resumed_run_equals_unbroken_run_and_another_system_is_refused(tmp_path):
     """Time and availability of later rounds are worked out from round 1 again."""
     speeds, there = Lognormal(0.5, 1.0), Diurnal(0.4, period=7.0, spread=0.5)

@@ -24,3 +24,18 @@ def test_a_run_goes_on_from_a_store(project):
     assert sorted(store) == ["/kept/last.ckpt", "/kept/page.html", "/kept/z.ckpt"]
     assert not list(project.glob("*:"))  # what is a URL is no folder here
     store.clear()
+
+
+def test_where_a_store_cannot_be_is_said_before_anything_is_made(project, capfd):
+    keeps = KEEPS.replace("memory://kept", f"file://{project}/new/folder")
+    assert run_cli("fit", "--config", "tiny.yaml", "--trainer.callbacks", keeps) == 0
+    assert (project / "new" / "folder" / "last.ckpt").is_file()
+    assert run_cli("test", "--config", "tiny.yaml", "--ckpt_path", f"file://{project}/none.ckpt") == 1
+    assert f"'file://{project}/none.ckpt' cannot be found" in capfd.readouterr().err
+    files = {*project.rglob("*")}
+    for option, value in (("name", "s3://b/x"), ("default_root_dir", "s3://b/x")):
+        assert run_cli("fit", "--config", "tiny.yaml", f"--trainer.{option}", value) == 1
+        said = capfd.readouterr().err
+        assert f"trainer.{option}: " in said
+        assert "'s3://b/x'" in said
+    assert {*project.rglob("*")} == files

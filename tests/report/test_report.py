@@ -412,7 +412,8 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
 
 @pytest.mark.parametrize(("words", "file"), [
     ("report studies/study", "study.json"), ("report studies/study", "m*.csv"), ("report runs/tiny", "config.yaml"),
-    ("compare --config study.yaml", "run.json"), ("fit --ckpt_path last --trainer.name tiny", "config.yaml"),
+    ("compare --config study.yaml", "run.json"), ("plan --config study.yaml", "run.json"),
+    ("fit --ckpt_path last --trainer.name tiny", "config.yaml"),
 ])  # fmt: skip
 def test_no_code_that_a_folder_names_is_run(copied, words, file):
     Path("evil.py").write_text("open('imported', 'w').close()")

@@ -36,9 +36,9 @@ BUDGETS = {
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
-    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_716,
+    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_712,
     # As much test as package: more costs every change, and time in CI.
-    ("tests",): 25_066,
+    ("tests",): 25_078,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""

@@ -86,7 +86,7 @@ def test_rows_in_a_file(tmp_path, monkeypatch):
     assert measure(path, 4)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 4)["loss/local"], rel=1e-6)
 
     assert run[0].export(*run[1:], ckpt_path=folder / "best.ckpt") == folder / f"round_{best.best_round}_global.ckpt"
-    with pytest.raises(ConfigurationError, match=r"clients\.bin and belong to last\.ckpt: give that one"):
+    with pytest.raises(ConfigurationError, match=r"clients\.bin beside the last\.ckpt of the run folder"):
         run[0].export(*run[1:], ckpt_path=folder / "best.ckpt", client=3)
     shutil.copy(folder / "last.ckpt", tmp_path / "last.ckpt")
     with pytest.raises(ConfigurationError, match=r"copy clients\.bin along with last\.ckpt"):

@@ -126,8 +126,8 @@ def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
         assert [last_round_of(name, rounds) for name in names] == [(name, rounds) for name in names]
     said = [message for message in caplog.messages if "is another run" in message]
     assert len(said) == len(asked) - 1
-    assert "its clients' samples differ" in said[0]
-    assert "model.lr was 0.1 when the checkpoint was written and is 0.2 now" in said[1]
+    assert "its data or code differ" in said[0]
+    assert "model.lr was 0.1 when the run began and is 0.2 now" in said[1]
 
 
 def test_a_job_that_is_started_again_goes_on_with_its_own_runs(tmp_path, monkeypatch):

@@ -312,7 +312,7 @@ def test_runs_of_other_code_data_or_versions_are_told_or_refused(project, monkey
         check_runs(Study(**given | {"seeds": [0, 1, 7]}, strict=True))
     torch, said = VERSIONS["torch"], f"'{trial.folder}' and 2 more: "
     for factor, version, expected in (
-        ("2.0", torch, "code: the class TinyData changed after .* written. To do that again, remove the folder, or "),
+        ("2.0", torch, "code: the class TinyData changed after .* begun. To do that again, remove the folder, or "),
         ("3", torch, "code: the class TinyData changed .*; data: train data of client 0 and 7 more changed"),
         ("2", "0", "torch was .* and is 0 now"),
     ):
