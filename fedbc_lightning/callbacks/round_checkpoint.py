@@ -23,7 +23,7 @@ class RoundCheckpoint(Checkpoint):
     Args:
         monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``accuracy/global``, or the name that
             the module logs, e.g. ``val_loss``, for the metric of the global model; None: every evaluated round is
-            written over the one before.
+            written over the one before, or every round where none is evaluated.
         mode: ``min`` if small values are better, ``max`` if large ones are.
         filename: Name of the checkpoint file.
         dirpath: Folder of the file, or the URL of one in an object store, such as ``s3://bucket/mnist``; None:

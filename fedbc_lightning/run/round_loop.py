@@ -211,7 +211,7 @@ class RoundLoop:
         for callback in (one for one in self._hooks.callbacks if isinstance(one, Checkpoint) == are_checkpoints):
             monitor = getattr(callback, "monitor", None)
             if monitor is None:
-                if is_evaluated:
+                if is_evaluated or (are_checkpoints and not self._run.settings.eval_every_n_rounds):
                     self._hooks.call_callback(callback, "on_validation_end")
                 continue
             name = name_in_log(str(monitor), logged)

@@ -1,5 +1,7 @@
 """Checkpoints, models and reports may lie in an object store."""
 
+import re
+
 import fsspec
 from helpers.boring import read_csv
 from helpers.command_line import run_cli
@@ -28,14 +30,13 @@ def test_a_run_goes_on_from_a_store(project):
 
 def test_where_a_store_cannot_be_is_said_before_anything_is_made(project, capfd):
     keeps = KEEPS.replace("memory://kept", f"file://{project}/new/folder")
-    assert run_cli("fit", "--config", "tiny.yaml", "--trainer.callbacks", keeps) == 0
+    options = ["--trainer.callbacks", keeps, "--trainer.eval_every_n_rounds", 0]
+    assert run_cli("fit", "--config", "tiny.yaml", *options) == 0
     assert (project / "new" / "folder" / "last.ckpt").is_file()
     assert run_cli("test", "--config", "tiny.yaml", "--ckpt_path", f"file://{project}/none.ckpt") == 1
     assert f"'file://{project}/none.ckpt' cannot be found" in capfd.readouterr().err
     files = {*project.rglob("*")}
     for option, value in (("name", "s3://b/x"), ("default_root_dir", "s3://b/x")):
         assert run_cli("fit", "--config", "tiny.yaml", f"--trainer.{option}", value) == 1
-        said = capfd.readouterr().err
-        assert f"trainer.{option}: " in said
-        assert "'s3://b/x'" in said
+        assert re.search(f"trainer.{option}: .*'s3://b/x'", capfd.readouterr().err)
     assert {*project.rglob("*")} == files
