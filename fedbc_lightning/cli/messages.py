@@ -160,6 +160,9 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
         example = "studies/digits.yaml" if "algorithms" in names else "digits.yaml"
         options = " ".join(f"--{name} ..." for name in names.split(", "))
+        # Which client and round are meant no config says.
+        if {"client", "round"}.intersection(names.split(", ")):
+            return f"missing: {names}. Give {options}"
         return f"missing: {names}. Give a --config, such as --config {example}, or {options}"
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())
     return at + "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))

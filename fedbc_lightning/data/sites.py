@@ -142,10 +142,11 @@ class SitesDataModule(FederatedDataModule):
         self._facts[client] = {split: DataElsewhere(number) for split, number in counts.items()}
 
     def partition_hash(self) -> str:
-        """Return a hash as every data module does; where data are elsewhere, one of the number of clients and names."""
+        """Return a hash as every data module does; where data are elsewhere, one of number and names of clients."""
         if not self.elsewhere:
             return super().partition_hash()
-        return sha256(f"{self.num_clients} clients elsewhere: {self._names}".encode()).hexdigest()
+        known = f"{self.num_clients} clients elsewhere: {self._names}, batches of {self._given_batch_sizes[0]}"
+        return sha256(known.encode()).hexdigest()
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Return the joined data of all clients that train; None where data are elsewhere."""

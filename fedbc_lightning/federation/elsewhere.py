@@ -71,7 +71,9 @@ def form(federation: Federation, frozen: dict[str, str]) -> str:
     found, layout = federation.fingerprint, federation.layout
     data = found["partition"]["number of clients"], found["partition"]["sha256 of the indices"]
     own = {name: value for name, value in frozen.items() if name not in layout.written}
-    return form_of(data, found["model"], found["algorithm"], found["state"], layout.written, layout.changing, own)
+    # Noise of privacy is the server's; that secret is none of the clients'.
+    rest = {name: value for name, value in found.items() if name not in ("partition", "trainer.privacy")}
+    return form_of(data, rest, federation.agreed, layout.written, layout.changing, own)
 
 
 def _values_for_clients(federation: Federation) -> dict[str, Tensor]:

@@ -81,6 +81,7 @@ class Federation:
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
         channel: What every message between clients and server passes.
+        agreed: Settings that servers and clients elsewhere must share, by name.
         train_elsewhere: Has the clients of a round trained in place of this process, if it is not None.
     """
 
@@ -116,6 +117,7 @@ class Federation:
             if engine == "auto"
             else engine
         )
+        self.agreed: dict[str, Any] = {}
         self.train_elsewhere: Callable[[Participants, Sums], results.TrainedShare] | None = None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(initial)

@@ -37,6 +37,13 @@ from fedbc_lightning.run.settings import RunSettings
 WATCHING = {"RoundProgressBar", "RoundCheckpoint", "AggregationMoves", "EarlyStopping", "LearningRateMonitor",
             "DeviceStatsMonitor", "Timer"}  # fmt: skip
 
+# Names of settings that local training depends on, beside those of model, optimizer and method
+AT_CLIENTS = (
+    "seed", "model", "algorithm", "trainer.local_epochs", "trainer.local_steps", "trainer.local_schedules",
+    "trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm",
+    "trainer.accumulate_grad_batches", "trainer.buffers", "trainer.client_dtype",
+)  # fmt: skip
+
 VERSIONS = {"torch": str(torch.__version__), PACKAGE: version(PACKAGE)}
 
 # Number of clients, evenly chosen, whose first and last samples are hashed
@@ -137,6 +144,31 @@ def identify(
         settings: What the user chose.
         seed: Seed of the run.
     """
+    parts: tuple[Any, ...] = (model, datamodule.users_module, algorithm)
+    described = settings_of(model, datamodule, algorithm, settings, seed)
+    code = {f"the class {type(part).__qualname__}": source_hash(part.__class__) for part in parts}
+    code["the layers of the model"] = content_hash(ADDRESS.sub("", repr(model)))
+    callbacks = listed(settings.callbacks)
+    acting = [each for each in callbacks if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)]
+    attributes = []
+    for part in [*acting, *model.modules()]:
+        found = [(k, v) for k, v in attributes_of(part).items() if isinstance(v, (bool, int, float, str))]
+        attributes.append((source_hash(part.__class__), part.__class__.__qualname__, found))
+    return Identity(
+        settings=described,
+        partition=datamodule.partition_hash(),
+        samples=samples_of(datamodule),
+        code={name: found for name, found in code.items() if found},
+        versions=VERSIONS,
+        attributes=content_hash(attributes),
+    )
+
+
+def settings_of(
+    model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, settings: RunSettings,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the settings of an identity, see :func:`identify`."""
     parts: dict[str, Any] = {"model": model, "data": datamodule.users_module, "algorithm": algorithm}
     described = {
         **flat("trainer", settings.compared()),
@@ -147,23 +179,18 @@ def identify(
         **flat("optimizer", getattr(model.configure_optimizers, "settings", {})),
         **{name: type(part).__name__ for name, part in parts.items()},
     }
-    code = {f"the class {type(part).__qualname__}": source_hash(part.__class__) for part in parts.values()}
-    code["the layers of the model"] = content_hash(ADDRESS.sub("", repr(model)))
-    callbacks = listed(settings.callbacks)
-    acting = [each for each in callbacks if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)]
-    attributes = []
-    for part in [*acting, *model.modules()]:
-        found = [(k, v) for k, v in attributes_of(part).items() if isinstance(v, (bool, int, float, str))]
-        attributes.append((source_hash(part.__class__), part.__class__.__qualname__, found))
-    return Identity(
-        # As they are read again, with lists for tuples
-        settings=json.loads(json.dumps(plain_values(described))),
-        partition=datamodule.partition_hash(),
-        samples=samples_of(datamodule),
-        code={name: found for name, found in code.items() if found},
-        versions=VERSIONS,
-        attributes=content_hash(attributes),
-    )
+    # As they are read again, with lists for tuples
+    found: dict[str, Any] = json.loads(json.dumps(plain_values(described)))
+    return found
+
+
+def agreed_with_clients(settings: dict[str, Any], datamodule: FederatedDataModule) -> dict[str, Any]:
+    """Return those of the settings of a run that what clients send depends on, wherever they are."""
+    # Sites elsewhere may make their batches themselves; what the server has said of them is in the partition's hash.
+    is_elsewhere = bool(getattr(datamodule, "elsewhere", None))
+    names = {*AT_CLIENTS, *([] if is_elsewhere else ["data.batch_size"])}
+    kinds = ("algorithm.", "model.", "optimizer.")
+    return {name: value for name, value in settings.items() if name in names or name.startswith(kinds)}
 
 
 def _arguments(model: LightningModule) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.beginning import Beginning
 from fedbc_lightning.run.evaluation_hooks import check_what_schedulers_monitor
-from fedbc_lightning.run.identity import Identity
+from fedbc_lightning.run.identity import Identity, agreed_with_clients
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Progress, Request, Run
 from fedbc_lightning.run.settings import RunSettings
@@ -76,6 +76,7 @@ def set_up(
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )
+    federation.agreed = agreed_with_clients(identity.settings, datamodule)
     if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
         elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir)
         federation.train_elsewhere = elsewhere.train

@@ -28,7 +28,7 @@ from fedbc_lightning.federation.messages import (
 )
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
-from fedbc_lightning.run.identity import Identity
+from fedbc_lightning.run.identity import Identity, settings_of
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request
 from fedbc_lightning.run.set_up import make_shim, set_up
@@ -85,7 +85,7 @@ class ClientRound(RunView):
         seed_globals(derive(seed, "init"), fabric.device)
         self.progress.loggers = [DummyLogger()]  # for steps that draw on self.logger.experiment
         set_data_up(request, fabric, None)
-        identity = Identity({"seed": seed}, "", {}, {}, {})
+        identity = Identity(settings_of(model, datamodule, algorithm, settings, seed), "", {}, {}, {})
         run = self._run = set_up(
             request, settings, fabric, hooks, self.progress, RunLock(), identity, Beginning(None, None, None)
         )
@@ -143,7 +143,8 @@ class ClientRound(RunView):
         federation.take_as_buffers([name for name in start.written if name not in layout.written])
         if start.form != elsewhere.form(federation, self._hashes):
             raise MessageError(
-                "the server's model, data or method is another one than this client's; give both the same config"
+                "the server's model, data, method, seed or settings of local training are others than this client's; "
+                "give both the same config"
             )
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import read
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import Down, MessageHash, Up, decode, hash_of
+from fedbc_lightning.federation.messages import Down, MessageError, MessageHash, Up, decode, hash_of
 from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.trainer.client_round import ClientRound
 
@@ -35,39 +37,86 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
         ConfigurationError: There are no such messages, they are not those of ``clients.csv``, or the answer differs by
             more than :data:`TOLERANCE`.
     """
-    folder = folder_of(run_folder, round)
-    downs = {path: read(path) for path in sorted(folder.glob("*.down"))}
-    place = next((path for path, down in downs.items() if client in decode(down, Down).clients), None)
-    if place is None or not place.with_suffix(".up").exists():
-        raise ConfigurationError(
-            f"round: '{folder}' has no messages of client {client}; they are kept if the run's trainer.backend has "
-            "keep_messages: true, for the clients that answered in that round."
-        )
-    start, down, up = read(folder / "start"), downs[place], read(place.with_suffix(".up"))
+    folder, who = folder_of(run_folder, round), f"client {client}, round {round}"
+    place = _place_of(folder, client, round)
+    start, down, up = (_kept(path) for path in (folder / "start", place, place.with_suffix(".up")))
     rows = read_table(run_folder / "clients.csv")
-    row = rows[(rows["round"] == round) & (rows["client"] == client)].iloc[0]
-    if (row["hash_down"], row["hash_up"]) != (MessageHash(start).then(down), hash_of(up)):
-        raise ConfigurationError(f"'{place}' and its answer are not the messages whose hashes are in clients.csv.")
+    rows = rows[(rows["round"] == round) & (rows["client"] == client)]
+    hashes = MessageHash(start).then(down), hash_of(up)
+    if hashes not in zip(rows.get("hash_down", ()), rows.get("hash_up", ()), strict=True):
+        raise ConfigurationError(
+            f"round: '{place}' and its answer are not the messages whose hashes '{run_folder / 'clients.csv'}' has for "
+            f"{who}; one of the files was changed or cut off after the run."
+        )
     again = worker.answer(start, down)
-    who = f"client {client}, round {round}"
     if again == up:
         return f"{who}: worked out again, the answer is the same bit for bit ({hash_of(up)})."
     differences = dict(_differences(vars(decode(up, Up)), vars(decode(again, Up))))
-    name, most = max(differences.items(), key=lambda item: item[1], default=("its numbers", 0.0))
+    name, most = max(differences.items(), key=lambda item: item[1], default=("its form as bytes", math.inf))
     if most > TOLERANCE:
-        raise ConfigurationError(f"{who}: worked out again, the answer is another one: {name} differs by {most:.2g}.")
+        much = f"by {most:.2g} of its largest number" if math.isfinite(most) else "in more than rounding"
+        raise ConfigurationError(f"{who}: worked out again, the answer is another one: {name} differs {much}.")
     return f"{who}: worked out again, the answer is the same to {most:.2g} of the largest number ({name})."
 
 
-def _differences(sent: Any, again: Any, name: str = "") -> Any:
-    """Yield the names of all tensors in two messages with their largest difference over their largest number."""
-    if isinstance(sent, Tensor):
-        if sent.shape != again.shape:
-            yield name, float("inf")
-        elif sent.numel():
-            scale = max(float(sent.double().abs().max()), torch.finfo(torch.float32).tiny)
-            yield name, float((sent.double() - again.double()).abs().max()) / scale
-    elif isinstance(sent, (dict, list)):
-        pairs = sent.items() if isinstance(sent, dict) else enumerate(sent)
-        for key, value in pairs:
-            yield from _differences(value, again[key], f"{name}.{key}".lstrip("."))
+def _place_of(folder: Path, client: int, round: int) -> Path:
+    """Return the message to a client among those of a round.
+
+    Raises:
+        ConfigurationError: There is none, or it was not answered.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"round: '{folder.parent}' has no messages of round {round}: there was no such round, or the run's "
+            "trainer.backend had no keep_messages: true, which keeps them."
+        )
+    broken = list[str]()
+    for path in sorted(folder.glob("*.down")):
+        try:
+            is_it = client in decode(_kept(path), Down).clients
+        except MessageError as error:
+            broken.append(f"'{path}': {error}")
+            continue
+        if is_it and path.with_suffix(".up").exists():
+            return path
+        if is_it:
+            raise ConfigurationError(
+                f"client: there is no answer of client {client} in '{folder}'; it had dropped out."
+            )
+    more = f"; unreadable are {'; '.join(broken)}" if broken else ""
+    raise ConfigurationError(f"client: '{folder}' has no messages of client {client}, which took no part{more}.")
+
+
+def _kept(path: Path) -> bytes:
+    try:
+        return read(path)
+    except OSError as error:
+        raise ConfigurationError(f"round: '{path}' cannot be read ({error.strerror}), and it is part of it.") from None
+
+
+def _differences(sent: Any, again: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield what differs in two messages: numbers by how much of the largest one of a tensor, all else by infinity."""
+    if (
+        isinstance(sent, Tensor)
+        and isinstance(again, Tensor)
+        and (sent.shape, sent.dtype) == (again.shape, again.dtype)
+    ):
+        if sent.is_floating_point() and sent.numel():
+            both = torch.stack([sent.double().flatten(), again.double().flatten()])
+            one, other = both[:, ~(both[0] == both[1]) & ~both.isnan().all(dim=0)]
+            scale = max(float(both[0].nan_to_num(0, 0, 0).abs().max()), torch.finfo(torch.float32).tiny)
+            # NaN on one side alone is no number that could be near to another one.
+            yield name, float(((one - other).abs() / scale).nan_to_num(math.inf, math.inf).max()) if len(one) else 0.0
+        elif not torch.equal(sent, again):
+            yield name, math.inf
+    elif isinstance(sent, float) and isinstance(again, float):
+        one, other = torch.tensor([[sent], [again]], dtype=torch.float64)
+        yield from _differences(one, other, name)
+    elif isinstance(sent, dict) and isinstance(again, dict):
+        for key in {**sent, **again}:
+            yield from _differences(sent.get(key), again.get(key), f"{name}.{key}".lstrip("."))
+    elif isinstance(sent, list) and isinstance(again, list) and len(sent) == len(again):
+        for k, pair in enumerate(zip(sent, again, strict=True)):
+            yield from _differences(*pair, f"{name}[{k}]")
+    elif type(sent) is not type(again) or isinstance(sent, (Tensor, list)) or sent != again:
+        yield name, math.inf

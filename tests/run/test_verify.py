@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +15,11 @@ from helpers.messages_only import MessagesOnly
 from fedbc_lightning.algorithms import SCAFFOLD
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import Up, decode, encode, hash_of
+from fedbc_lightning.federation.messages import Down, Up, decode, encode, hash_of
 
 
 class Keeping(MessagesOnly):
     keep_messages = True
-
-
-def changed(data, by):
-    up = decode(data, Up)
-    return encode(replace(up, w=up.w + by * up.w.abs().max()))
 
 
 @pytest.fixture(scope="module")
@@ -32,38 +29,73 @@ def run(tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize(
-    ("by", "line"),
-    [
-        (0, r"client \d, round 2: worked out again, the answer is the same bit for bit \(sha256:\w{16}\)"),
-        (1e-6, r"is the same to 1e-06 of the largest number \(w\)"),
-        (0.1, r"is another one: w differs by 0\.091"),
-    ],
-)
-def test_a_round_is_worked_out_again(run, by, line):
-    def told():
-        algorithm = make_model(), BoringData(), SCAFFOLD()
-        try:
-            return make_trainer(run.default_root_dir).verify(*algorithm, last, client, 2)
-        except ConfigurationError as error:
-            return str(error)
-
-    folder = Path(run.log_dir)
-    last, table, place = folder / "checkpoints" / "last.ckpt", folder / "clients.csv", folder_of(folder, 2) / "1.up"
-    sent, text = place.read_bytes(), table.read_text()
-    client = decode(sent, Up).clients[0]
-    try:
-        if by:
-            place.write_bytes(changed(sent, by))
-            assert "are not the messages whose hashes are in clients.csv" in told()
-        table.write_text(text.replace(hash_of(sent), hash_of(place.read_bytes())))
-        assert re.search(line, told()), told()
-    finally:
-        place.write_bytes(sent)
-        table.write_text(text)
-
-
-def test_messages_that_were_not_kept_are_said(run):
+def told(run, client, round=2):
     last = Path(run.log_dir, "checkpoints", "last.ckpt")
-    with pytest.raises(ConfigurationError, match="has no messages of client 4; they are kept if"):
-        make_trainer(run.default_root_dir).verify(make_model(), BoringData(), SCAFFOLD(), last, 4, 99)
+    try:
+        return make_trainer(run.default_root_dir).verify(make_model(), BoringData(), SCAFFOLD(), last, client, round)
+    except ConfigurationError as error:
+        return str(error)
+
+
+@contextmanager
+def another(path, make):
+    """Change a file inside this context; None takes it away."""
+    kept = path.read_bytes()
+    content = make(kept)
+    path.unlink() if content is None else path.write_bytes(content)
+    try:
+        yield kept
+    finally:
+        path.write_bytes(kept)
+
+
+SAME, OTHER = "worked out again, the answer is the same", "worked out again, the answer is another one: "
+ANSWERS = {
+    f"{SAME} bit for bit": lambda up: {},
+    f"{SAME} to 1e-06 of the largest number (w)": lambda up: {"w": up.w + 1e-6 * up.w.abs().max()},
+    f"{OTHER}w differs by 0.091 of": lambda up: {"w": up.w + 0.1 * up.w.abs().max()},
+    f"{OTHER}w differs in more": lambda up: {"w": up.w * math.nan},
+    f"{OTHER}buffers differs": lambda up: {"buffers": up.buffers.double()},
+    f"{OTHER}steps[0]": lambda up: {"steps": [100 * up.steps[0]]},
+    f"{OTHER}losses[0]": lambda up: {"losses": [1e-9]},
+    f"{OTHER}valid[0]": lambda up: {"valid": [False]},
+    f"{OTHER}records[0].train_loss": lambda up: {"records": [{**up.records[0], "train_loss": 0.0}]},
+    f"{OTHER}messages.evil": lambda up: {"messages": {**up.messages, "evil": up.w}},
+    f"{OTHER}messages.control": lambda up: {"messages": {}},
+    f"{OTHER}rows.control": lambda up: {"rows": {k: v for k, v in up.rows.items() if k != "control"}},
+}
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_a_round_is_worked_out_again(run, line):
+    def changed(data):
+        up = decode(data, Up)
+        fields = ANSWERS[line](up)
+        return encode(replace(up, **fields)) if fields else data
+
+    place, table = folder_of(run.log_dir, 2) / "1.up", Path(run.log_dir, "clients.csv")
+    client = decode(place.read_bytes(), Up).clients[0]
+    with another(place, changed) as sent:
+        if place.read_bytes() != sent:
+            assert "are not the messages whose hashes" in told(run, client)
+        hashes = hash_of(sent).encode(), hash_of(place.read_bytes()).encode()
+        with another(table, lambda data: data.replace(*hashes)):
+            assert told(run, client).startswith(f"client {client}, round 2: {line}")
+
+
+def test_files_that_are_missing_or_broken_are_said_by_name(run):
+    folder = folder_of(run.log_dir, 2)
+    downs = {decode(path.read_bytes(), Down).clients[0]: path for path in folder.glob("*.down")}
+    (first, *_, last), (absent, *_) = sorted(downs, key=downs.get), {*range(6)}.difference(downs)
+    assert f"has no messages of client {absent}, which took no part" in told(run, absent)
+    assert "has no messages of round 99: there was no such round, or" in told(run, absent, 99)
+    with another(folder / "start", lambda data: None):
+        assert "start' cannot be read (No such file" in told(run, last)
+    with another(downs[first], lambda data: data[:50]):
+        assert SAME in told(run, last)
+        assert re.search(r"unreadable are '.*0\.down': no message of this kind", told(run, first))
+    with another(downs[last].with_suffix(".up"), lambda data: None):
+        assert f"there is no answer of client {last} in" in told(run, last)
+    rows = re.compile(rf"\n2,{last},[^\n]*".encode())
+    with another(Path(run.log_dir, "clients.csv"), lambda data: rows.sub(b"", data)):
+        assert "are not the messages whose hashes" in told(run, last)
