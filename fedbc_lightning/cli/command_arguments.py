@@ -76,6 +76,9 @@ def prepare_arguments(words: list[str]) -> list[str]:
         raise UsageError(f"{words[0]} takes no study: {PROG} compare --config {configs[-1][1]}")
     for position, value in configs:
         words[position] = words[position].removesuffix(value) + str(find_config(value))
+    if any(word.startswith("--trainer.backend.") for word in words):  # options are those of the class
+        for position, value in option_values(words, ("--trainer.backend",)):
+            words[position] = words[position].removesuffix(value) + {"ray": "Ray"}.get(value, value)
     checkpoints = list(option_values(words, ("--ckpt_path",)))
     if checkpoints:
         position, value = checkpoints[-1]

@@ -52,6 +52,7 @@ _BROKEN_IMPORT = re.compile(
 )
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(?:collections\.abc\.)?(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
+_NESTED = re.compile(r"NestedArg\(key='([^']*)'")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
 _HELP = re.compile(r"^--([\w.]+)\.help: ")
@@ -151,6 +152,8 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
     if (match := _NO_CLASS.search(message)) and (base := base_at(path, bases)):
         return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
     expected = _EXPECTED.findall(message)
+    if match := _NESTED.match(value or ""):
+        return f"{at}nothing says whose option {match[1]} is; give --{path} and the name of a class, too"
     if expected and value is not None:
         words = {"NoneType": "null", "Sequence": "a list", "list": "a list"}
         kinds = dict.fromkeys(words.get(kind, kind) for kind, _ in expected if kind)

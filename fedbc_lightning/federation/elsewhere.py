@@ -285,6 +285,12 @@ class Elsewhere:
     """
 
     def __init__(self, federation: Federation, backend: Backend, run_folder: Callable[[], str | None]) -> None:
+        most = backend.clients_per_message
+        if most is not None and (type(most) is not int or most < 1):
+            raise ConfigurationError(
+                f"trainer.backend: {type(backend).__name__}.clients_per_message is {most!r}; give a whole number from "
+                "1 on, or None"
+            )
         self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
 

@@ -324,6 +324,11 @@ class FederatedTrainer(RunView):
         backend.open(partial(ClientRound, *given, worker_settings(self.settings)))
         try:
             if isinstance(request.datamodule, SitesDataModule):
+                if request.datamodule.elsewhere and request.algorithm.trains_pooled:
+                    raise ConfigurationError(
+                        f"algorithm: {request.algorithm} trains on the data of all clients in one place, and those of "
+                        "data.train are elsewhere; take FedAvg, FedBC, ..."
+                    )
                 ask_for_facts(backend, request.datamodule)
             yield
         finally:

@@ -36,6 +36,8 @@ MISTAKES = {
     f"{FIT} --data PartitionedDataModule --data.clients domain": "data.clients: got 'domain'; give a list or null",
     f"{FIT} --trainer.max_rounds": "--trainer.max_rounds: expected one argument",
     f"{FIT} --trainer.stragglers 0.5": "got '0.5'; give {fraction: ..., dropout: ..., partial_work: ...}",
+    f"{FIT} --trainer.backend.num_actors 2": "nothing says whose option num_actors is; give --trainer.backend and",
+    f"{FIT} --trainer.backend ray --trainer.backend.num_actors many": "num_actors: got 'many'",
     # classes
     f"{FIT} --algorithm FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
     "fit --algorithm.help FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",

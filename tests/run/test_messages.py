@@ -17,7 +17,7 @@ from helpers.messages_only import MessagesOnly
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning import FedAvg, SitesDataModule
-from fedbc_lightning.algorithms import SCAFFOLD, FedBC, FedPD
+from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedBC, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Lost
 from fedbc_lightning.federation.elsewhere import in_order
@@ -248,6 +248,15 @@ def test_a_client_that_never_says_what_it_has_ends_the_start(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"client 2, whose data are elsewhere, does not say .*no answer"):
         make_trainer(tmp_path, backend=Silent()).fit(make_model(), sites(()), FedAvg())
+
+
+def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Centralized trains on the data of all clients .* are elsewhere"):
+        make_trainer(tmp_path, backend=AtSites()).fit(make_model(), sites(()), Centralized())
+    backend = MessagesOnly()
+    backend.clients_per_message = 0
+    with pytest.raises(ConfigurationError, match=r"MessagesOnly\.clients_per_message is 0; give"):
+        make_trainer(tmp_path, backend=backend).fit(make_model(), BoringData(), FedAvg())
 
 
 def test_data_elsewhere_need_a_backend(tmp_path):
