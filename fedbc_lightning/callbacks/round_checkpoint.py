@@ -47,7 +47,7 @@ class RoundCheckpoint(Checkpoint):
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint; a resumed run may have another ``dirpath``."""
-        return self._generate_state_key(monitor=self.monitor, mode=self.mode, filename=self.filename)
+        return f"{type(self).__qualname__} {self.monitor} {self.mode} {self.filename}"
 
     def on_validation_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Write a checkpoint if the round is the best so far; called after each round that has logged the metric.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +21,9 @@ MOST_SAMPLES = 10**8
 # Most characters of the name of a column of clients.csv
 MOST_CHARACTERS = 200
 
-KINDS = {
-    bool: "true or false",
-    int: "a whole number from 0 on",
-    float: "a number",
-    dict: "a mapping",
-    Tensor: "a tensor",
-}
 
-
-class Expected(NamedTuple):
+@dataclass(frozen=True)
+class Expected:
     """What an answer must repeat of the messages that it answers.
 
     Attributes:
@@ -60,7 +54,7 @@ def check_answer(found: Up | Measured, expected: Expected, federation: Federatio
     Raises:
         MessageError: It does not; the message names the field.
     """
-    for name, value in expected._asdict().items():
+    for name, value in vars(expected).items():
         if repr(getattr(found, name, None)) != repr(value):
             raise MessageError(f"its {name} is {_short(getattr(found, name, None))}, and {value} was asked")
     if isinstance(found, Up):
@@ -110,9 +104,8 @@ def _check_up(up: Up, federation: Federation) -> None:
     sent = {name: kind for name, kind in kinds.items() if kind in shapes}
     for name in _names("messages", up.messages, sent, sent):
         _check_tensor(f"messages '{name}'", up.messages[name], None, shapes[sent[name]])
-    for name in _names(
-        "scalars", up.scalars, {*store.scalar_names}.difference([TAKEN], federation.declaration.scalars_of_server)
-    ):
+    of_clients = {*store.scalar_names}.difference([TAKEN], federation.declaration.scalars_of_server)
+    for name in _names("scalars", up.scalars, of_clients):
         _check_tensor(f"scalars '{name}'", up.scalars[name], None, shapes["number"])
     vectors = [] if TAKEN in store.scalar_names else [name for name in store.names if name not in store.scalar_names]
     for name in _names("rows", up.rows, vectors):
@@ -155,7 +148,8 @@ def _check_list(name: str, values: Any, number: int, *kinds: type) -> None:
     for value in values:
         # True is an int in Python, and no number here; a subclass such as a Parameter cannot come from bytes.
         if type(value) not in kinds or (type(value) is int and not 0 <= value < 2**63):
-            raise MessageError(f"its {name} holds {_short(value)}, and {KINDS[kinds[0]]} was expected")
+            wanted = f"{kinds[0].__name__}{' from 0 on' if kinds[0] is int else ''}"
+            raise MessageError(f"its {name} holds {_short(value)}, and {wanted} was expected")
 
 
 def _check_tensor(name: str, value: Any, dtype: torch.dtype | None, *shapes: Sequence[int]) -> None:

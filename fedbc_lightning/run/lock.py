@@ -14,7 +14,6 @@ from filelock import Timeout
 from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_filelock import Lease
-from fedbc_lightning.run.identity import read
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +109,9 @@ def _said(lease: Lease) -> str:
 
 def _run_in(folder: Path) -> str:
     """Say by which hash its identity is known, and its job of a cluster, as far as ``run.json`` of the folder does."""
+    # Not above: commands that end at a mistake need no torch, which takes seconds.
+    from fedbc_lightning.run.identity import read
+
     known = read(folder)
     return "" if known is None else f" (run {', job '.join([known[0].hash, *known[1]])})"
 

@@ -35,7 +35,7 @@ BUDGETS = {
     # 17 refuse options of no backend, and what cannot be done elsewhere.
     # 168 say what each field of a client's answer may be, and refuse all else (federation/expected.py).
     # 75 do the runs of a study as tasks of Ray (studies/ray_tasks.py).
-    PACKAGE: 25_314,
+    PACKAGE: 25_309,
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
