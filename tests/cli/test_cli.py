@@ -41,7 +41,7 @@ def calls(monkeypatch):
 # a run
 
 
-def test_a_run_is_repeated_resumed_tested_and_loaded(project, capsys):
+def test_a_run_is_repeated_resumed_tested_and_loaded(project, capsys, caplog):
     assert run_cli(*FIT, "--model.lr", "0.2", "--optimizer", "AdamW", "--optimizer.lr", "1e-2") == 0
     config = (RUN / "config.yaml").read_text()
     saved = yaml.safe_load(config)
@@ -50,6 +50,7 @@ def test_a_run_is_repeated_resumed_tested_and_loaded(project, capsys):
     assert (model.hparams["num_features"], model.hparams["lr"]) == (4, 0.2)
     # The saved config runs the same again
     assert run_cli("fit", "--config", RUN / "config.yaml") == 0
+    assert f"'{RUN}' is this very run, done anew here" in caplog.text
     again = Path("runs/tiny/FedAvg-0-1")
     assert (again / "config.yaml").read_text() == config
     first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in (RUN, again))
