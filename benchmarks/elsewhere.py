@@ -173,6 +173,9 @@ def found(folder: Path) -> Found:
     metrics = pd.read_csv(last.parents[1] / "metrics.csv")
     metrics = metrics[metrics["round"] > 1]
     assert metrics["round"].max() == ROUNDS, f"{folder}: {metrics['round'].max()} rounds"
+    lost = pd.read_csv(last.parents[1] / "clients.csv").query("status != 'ok'")
+    if len(lost):  # then z is that of dropouts, and the run's output says why
+        print(lost[["round", "client", "status"]], (folder / "output.txt").read_text()[-3000:], file=sys.stderr)
     total = metrics["comm/bytes_up"] + metrics["comm/bytes_down"]
     state = torch.load(last, weights_only=False)["state_dict"]
     return Found(state, metrics["time/round_seconds"].median(), total.mean())
