@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -64,9 +65,9 @@ RUN = [
 """Keys outside of the sections, which :class:`~fedbc_lightning.cli.federated.FederatedCLI` adds itself."""
 
 
-def classes_of(package: object, base: type | None = None) -> list[type]:
+def classes_of(package: ModuleType, base: type | None = None) -> list[type]:
     """Return the classes that a package exports, those derived from ``base`` if it is given, sorted by name."""
-    found = [getattr(package, name) for name in package.__all__]  # type: ignore[attr-defined]
+    found = [getattr(package, name) for name in package.__all__]
     return [
         cls for cls in found if isinstance(cls, type) and cls is not base and (base is None or issubclass(cls, base))
     ]

@@ -89,12 +89,6 @@ def start_of(federation: Federation, form: str, round: int, values: dict[str, Te
     )  # fmt: skip
 
 
-def down_of(federation: Federation, positions: list[int], local: LocalTraining | None) -> Down:
-    """Return the message to clients of the round, by their positions in it."""
-    clients = [federation.server.ids[position] for position in positions]
-    return Down(clients, positions, None if local is None else asdict(local), **_state_of(federation, clients))
-
-
 def evaluation_of(federation: Federation, clients: list[int]) -> Down:
     """Return the message to clients that evaluate the global model and their own."""
     best = {key: held for key, held in federation.user.best_metrics.values.items() if int(key.split()[-1]) in clients}
@@ -327,7 +321,7 @@ class Elsewhere:
             if not up.written:
                 self._keep(**{f"{index}.up": answer})
                 cohort = cohort_of(federation, up)
-                hashes = {"hash_down": started.then(ask.down), "hash_up": hash_of(answer)}
+                hashes = {"hash_down": up.answers, "hash_up": hash_of(answer)}  # the first one has been compared
                 for record in cohort.records:
                     record |= hashes
                 federation.take(cohort, sums)
@@ -381,7 +375,8 @@ class Elsewhere:
     def _ask(self, positions: list[int], participants: Participants) -> Ask:
         """Return the message to clients of the round, by their positions in it."""
         federation, clients = self._federation, [self._federation.server.ids[position] for position in positions]
-        down = down_of(federation, positions, participants.late.get(clients[0]))
+        local = participants.late.get(clients[0])
+        down = Down(clients, positions, None if local is None else asdict(local), **_state_of(federation, clients))
         return Ask(clients, sum(federation.participation.num_steps(clients)), encode(down))
 
     def _keep(self, **messages: Any) -> None:

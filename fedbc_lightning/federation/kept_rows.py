@@ -39,7 +39,7 @@ class RowsAtClients(ChannelPart):
 
 
 def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: str, down: Down) -> Down:
-    """Return a message with the vectors from which its clients go on.
+    """Return a message with the vectors from which its clients go on; it has them if they travel.
 
     A client keeps two versions of its vectors: those with its last answer, and those before. It goes on from the ones
     that belong to the last round whose message has become part of z, so that a lost answer, a late one, a round that
@@ -54,6 +54,8 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     Raises:
         MessageError: A client does not keep what the server goes on from.
     """
+    if not down.taken:
+        return down
     start = {name: store.start(name) for name in store.names if name not in store.scalar_names}
     found: list[dict[str, Tensor]] = []
     for client, taken in zip(down.clients, down.taken, strict=True):

@@ -179,11 +179,13 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
     experiment = settings.experiment
     is_fit = request.fn == TrainerFn.FITTING
     is_asked = request.ckpt_path is not None
+    if not (is_asked or is_fit):
+        return None
     folders = [folder for folder in run_folder.run_folders(experiment) if (folder / run_folder.LAST).is_file()]
     known = {folder: read(folder) for folder in folders}
-    if not is_asked and not (is_fit and jobs):
+    if not (is_asked or jobs):
         equal = [own for own, was in known.items() if was and identity.is_of(was[0]) and identity.is_alike(was[0])]
-        if is_fit and equal:
+        if equal:
             rank_zero_info(f"'{equal[-1]}' is this very run, done anew here; ckpt_path: last goes on with it.")
         return None
     free = {"seed"} if request.takes_other_seed else set()

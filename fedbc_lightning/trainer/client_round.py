@@ -116,8 +116,7 @@ class ClientRound(RunView):
             self.federation.load_global()
             self.federation.user.shim.set(training=True)
             self._round = start
-        if down.taken:
-            down = rows_before(self.rows, self.federation.clients, start.form, down)
+        down = rows_before(self.rows, self.federation.clients, start.form, down)
         up = elsewhere.work(self.federation, start, down)
         if up.written:
             self.federation.layout.frozen.put_back(self._frozen)
@@ -128,8 +127,7 @@ class ClientRound(RunView):
         self._is_new(start)
         self._round = start
         assert self._run is not None
-        if down.taken:
-            down = rows_before(self.rows, self.federation.clients, start.form, down)
+        down = rows_before(self.rows, self.federation.clients, start.form, down)
         return elsewhere.evaluate(self.federation, self._run.evaluator, start, down)
 
     def _is_new(self, start: RoundStart) -> bool:

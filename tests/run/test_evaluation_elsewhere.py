@@ -102,7 +102,7 @@ def test_tables_are_those_of_one_process(tmp_path, name):
 
 
 class Losing(MessagesOnly):
-    """Of every evaluation, client 2's answer is lost, 3's has a value of another client, and 4's one that is none."""
+    """Clients 2, 3 and 4 answer evaluations badly: not at all, with a value of client 1, and with a word as a value."""
 
     def work(self, start, asks):
         for index, answer in super().work(start, asks):
