@@ -177,8 +177,7 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
         ConfigurationError: There is no ``last.ckpt`` to evaluate.
     """
     experiment = settings.experiment
-    is_fit = request.fn == TrainerFn.FITTING
-    is_asked = request.ckpt_path is not None
+    is_fit, is_asked = request.fn == TrainerFn.FITTING, request.ckpt_path is not None
     if not (is_asked or is_fit):
         return None
     folders = [folder for folder in run_folder.run_folders(experiment) if (folder / run_folder.LAST).is_file()]

@@ -169,8 +169,8 @@ class Workers:
         return "no process is left that does it" if is_over else None
 
     def _start(self, place: int) -> BaseProcess:
-        num_gpus = torch.cuda.device_count()  # process k is given GPU k modulo their number
-        device = place % num_gpus if num_gpus else None
+        # Process k is given GPU k modulo their number.
+        device = place % num_gpus if (num_gpus := torch.cuda.device_count()) else None
         context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
         process = context.Process(target=work, args=(self._study, self._since, device), daemon=True)
         # Read when torch is imported, before the function is called.
@@ -296,6 +296,8 @@ class Share:
     def __call__(self) -> None:
         """Do runs as long as there are some."""
         if self.lock is not None:
+            # A command that a script has put into the background ignores SIGINT, and so would its jobs.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Thread(target=self._end_with_command, args=(self.lock,), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt), Workers(self.study, self.since) as workers:
             StudyRuns(self.study, Console(), self.since).do(workers.advance)
