@@ -4,8 +4,7 @@ Torch and what imports it are imported where they are used: `pytest -n` loads th
 hands out the tests, and starts the others five seconds later if that imports them, too.
 """
 
-from __future__ import annotations
-
+import gc
 import getpass
 import os
 import subprocess
@@ -20,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+gc.disable()  # until all is imported and collected, which stays: it would be searched again and again
 
 ALLOWED_VARIABLES = {
     "PL_GLOBAL_SEED",  # seed_everything
@@ -81,6 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         has_processes = item.get_closest_marker("distributed") is not None
         if isinstance(item, pytest.DoctestItem) or (folder in QUICK_FOLDERS and not has_processes) or is_case:
             item.add_marker("quick")
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

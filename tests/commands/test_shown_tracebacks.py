@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.programs import run_fresh, run_python
+from helpers.programs import run_python
 
 BOOM = """\
 from fedbc_lightning.models import LogisticRegression
@@ -27,7 +27,7 @@ FIT = ("-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", "--model.num_fea
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_users_lines_alone_and_where_it_was(project, devices):
     Path("mine.py").write_text(BOOM)
-    done = run_fresh([*FIT, "--model", "mine.Boom", "--trainer.devices", devices], project)
+    done = run_python([*FIT, "--model", "mine.Boom", "--trainer.devices", devices], project)
     assert done.returncode == 1
     printed = [re.sub(r"^\[rank\d\]: ", "", line) for line in done.stderr.splitlines()]  # torch's own
     assert [line for line in printed if "mine.py:7 in training_step" in line], "the user's line"

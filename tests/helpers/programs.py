@@ -1,7 +1,5 @@
 """Python programs in processes of their own, of which none outlives the test that started it."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os
@@ -129,7 +127,8 @@ class Forked:
         self._files = files
         ensure_preloaded()
         self._process = START.Process(target=_become, args=(self.words, str(cwd), dict(environment), files))
-        self._process.start()
+        with patch.object(sys, "path", [*sys.path, str(TESTS)]):  # where this file lies
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -184,8 +183,7 @@ class Started(Forked):
     """One that a forked program starts as a command of a new Python, and which prints where that prints."""
 
     def __init__(self, files: Mapping[int, Path], command: Words, env: Mapping[str, str], cwd: Path | None) -> None:
-        with patch.object(sys, "path", [*sys.path, str(TESTS)]):  # where this file lies
-            super().__init__(command[1:], cwd or Path.cwd(), files, env)
+        super().__init__(command[1:], cwd or Path.cwd(), files, env)
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined] # who waits for its end?
         files[1].with_suffix(f".{self.pid}").touch()  # it has a session of its own
 
@@ -340,7 +338,11 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: Ma
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
     sys.path.insert(0, cwd if is_module else str(Path(command[0]).resolve().parent))
-    if is_module:
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(command[0], run_name="__main__")
+    try:
+        if is_module:
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
+    except Exception as error:  # as Python does, with the hook that the program has set
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)

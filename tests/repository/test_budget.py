@@ -3,10 +3,9 @@
 A change that needs more says so here, in the same commit; `python tests/repository/size.py` prints today's numbers.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,8 +69,13 @@ class Function(NamedTuple):
     arguments: int
 
 
-def functions() -> Iterator[Function]:
+@cache
+def functions() -> list[Function]:
     """Measure every function of the package."""
+    return list(_functions())
+
+
+def _functions() -> Iterator[Function]:
     for path in sorted(path for folder in PACKAGE for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         owners = {
