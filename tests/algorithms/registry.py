@@ -1,7 +1,5 @@
 """Canonical settings of every algorithm; the battery of this folder runs on each of them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the tests of this folder run the trainer and its NumPy reference on the same quadratics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count

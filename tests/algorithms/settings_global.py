@@ -1,7 +1,5 @@
 """Settings of the methods with one global model, and of the robust rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of methods from parts, of those in which each client keeps a part of the model, and with coded messages."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,38 +7,29 @@ import numpy as np
 from helpers import reference, reference_codecs, reference_global, reference_partial
 
 from algorithms.running import Setting
-from fedbc_lightning import Codecs
+from fedbc_lightning import Codecs, server
 from fedbc_lightning.algorithms import Centralized, ComposedAlgorithm, FedAvg, FedBABU, FedBC, FedRep
 from fedbc_lightning.local import LinearTerm, ProximalTerm
-from fedbc_lightning.server import (
-    QSGD,
-    BFloat16,
-    ControlVariates,
-    DualAscent,
-    Float8,
-    GeometricMedian,
-    ServerAdaptive,
-    ServerSGD,
-    Sign,
-    TopK,
-    WeightedAverage,
-)
 
 
 def _fedbc(**options: Any) -> ComposedAlgorithm:
     terms = [ProximalTerm("dual", factor=2.0)]
-    return ComposedAlgorithm([DualAscent(0.05, tolerance=0.5), WeightedAverage("dual")], terms, **options)
+    return ComposedAlgorithm([server.DualAscent(0.05, tolerance=0.5), server.WeightedAverage("dual")], terms, **options)
 
 
 def _scaffold() -> ComposedAlgorithm:
     terms = [LinearTerm(server={"control": 1.0}, client={"control": -1.0})]
-    parts = [ControlVariates(gradient_mean=False), WeightedAverage("uniform"), ServerSGD(0.7)]
+    parts = [server.ControlVariates(gradient_mean=False), server.WeightedAverage("uniform"), server.ServerSGD(0.7)]
     return ComposedAlgorithm(parts, terms)
 
 
 def _mixed() -> ComposedAlgorithm:
-    median = GeometricMedian(max_iter=4, rtol=1e-12)
-    parts = [DualAscent(0.05, tolerance=0.5), WeightedAverage("dual", median), ServerAdaptive("adam", lr=0.1)]
+    median = server.GeometricMedian(max_iter=4, rtol=1e-12)
+    parts = [
+        server.DualAscent(0.05, tolerance=0.5),
+        server.WeightedAverage("dual", median),
+        server.ServerAdaptive("adam", lr=0.1),
+    ]
     return ComposedAlgorithm(parts, [ProximalTerm(0.2)])
 
 
@@ -104,12 +93,12 @@ SETTINGS_PARTIAL = [
 
 
 CODERS: dict[str, tuple[Any, reference_codecs.Coder]] = {
-    "TopK": (TopK(0.5), reference_codecs.top_k(2)),
-    "TopK-alone": (TopK(0.5, error_feedback=False), reference_codecs.top_k(2)),
-    "QSGD": (QSGD(3, bucket_size=3), reference_codecs.qsgd(3, 3)),
-    "Sign": (Sign(), reference_codecs.sign),
-    "BFloat16": (BFloat16(), reference_codecs.bfloat16),
-    "Float8": (Float8(), reference_codecs.float8),
+    "TopK": (server.TopK(0.5), reference_codecs.top_k(2)),
+    "TopK-alone": (server.TopK(0.5, error_feedback=False), reference_codecs.top_k(2)),
+    "QSGD": (server.QSGD(3, bucket_size=3), reference_codecs.qsgd(3, 3)),
+    "Sign": (server.Sign(), reference_codecs.sign),
+    "BFloat16": (server.BFloat16(), reference_codecs.bfloat16),
+    "Float8": (server.Float8(), reference_codecs.float8),
 }
 
 

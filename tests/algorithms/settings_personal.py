@@ -1,7 +1,5 @@
 """Settings of the personalised methods (ALGORITHMS section 3) for the battery of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

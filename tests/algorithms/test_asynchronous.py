@@ -1,7 +1,5 @@
 """FedBuff and FedAsync on the event queue: z against independent loops, resumed runs, and what is refused."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attacking clients: what they send, and that robust rules withstand it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

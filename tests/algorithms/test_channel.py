@@ -1,7 +1,5 @@
 """A part of the channel that the package does not have: pairwise masks, as in secure aggregation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

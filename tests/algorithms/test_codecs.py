@@ -1,7 +1,5 @@
 """Coded messages: each codec in whole runs and in really packed bytes, its error memory, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Every algorithm equals an independent NumPy loop on quadratics (ALGORITHMS section 4, items 1 to 3)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faults that were found and mended: one sharp test for each, so that it cannot come back."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Methods with one global model: fixed points, what optimizers leave alone, evaluation, refusals (ALGORITHMS 1, 2)."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Partial sharing: some parameters stay with their client, and the method sees the others alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -9,15 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.boring import (
-    BoringData,
-    BoringModel,
-    assert_equal_trees,
-    make_model,
-    make_trainer,
-    read_csv,
-    without_times,
-)
+from helpers import boring
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local
 from helpers.reference_partial import partial_sharing
@@ -79,7 +69,7 @@ def test_closed_form(tmp_path, method, pattern, form, engine):
 
 def test_only_the_shared_part_is_counted_as_sent(tmp_path):
     trainer, _, _ = fit(tmp_path, FedAvg(), local_parameters=["tail"])
-    first = read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
+    first = boring.read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
     assert float(first["comm/bytes_up"]) == 3 * (8 + 4)
     assert float(first["comm/bytes_down"]) == 3 * 8
 
@@ -138,7 +128,7 @@ def test_a_parameter_outside_of_the_optimizer_is_refused(tmp_path):
         trainer.fit(Part(), QuadraticData(sample_quadratics()), FedAvg())
 
 
-class Plain(BoringModel):
+class Plain(boring.BoringModel):
     """Two layers without BatchNorm, so that both engines train it."""
 
     def __init__(self) -> None:
@@ -150,8 +140,8 @@ class Plain(BoringModel):
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedBC(dual_lr=0.01)], ids=str)
 def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
     """accuracy/local is that of the method's own model or z, with the client's part; there is no accuracy/global."""
-    trainer = make_trainer(tmp_path, engine=engine, local_parameters=["net.2.*"], clients_per_round=2)
-    model, data = make_model(Plain), BoringData()
+    trainer = boring.make_trainer(tmp_path, engine=engine, local_parameters=["net.2.*"], clients_per_round=2)
+    model, data = boring.make_model(Plain), boring.BoringData()
     trainer.fit(model, data, algorithm)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert "accuracy/global" not in metrics
@@ -166,20 +156,20 @@ def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
         by_hand.append(float((model(inputs).argmax(1) == targets).float().mean()))
     assert metrics["accuracy/local"] == pytest.approx(np.mean(by_hand), abs=1e-6)
     assert metrics["accuracy/std"] == pytest.approx(np.std(by_hand), abs=1e-6)
-    trained = {int(row["client"]) for row in read_csv(Path(trainer.log_dir) / "clients.csv")}
-    initial = torch.cat([tensor.reshape(-1) for tensor in make_model(Plain).net[2].parameters()]).detach()
+    trained = {int(row["client"]) for row in boring.read_csv(Path(trainer.log_dir) / "clients.csv")}
+    initial = torch.cat([tensor.reshape(-1) for tensor in boring.make_model(Plain).net[2].parameters()]).detach()
     for client in range(6):
         kept = trainer.clients.vector("local_parameters", client)
         assert torch.equal(kept, initial) == (client not in trained)
 
 
 def test_a_clients_model_is_exported_whole(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"])
-    trainer.fit(make_model(Plain), BoringData(), FedAvg())
-    client = int(read_csv(Path(trainer.log_dir) / "clients.csv")[-1]["client"])
+    trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"])
+    trainer.fit(boring.make_model(Plain), boring.BoringData(), FedAvg())
+    client = int(boring.read_csv(Path(trainer.log_dir) / "clients.csv")[-1]["client"])
     own = trainer.federation.models().local(client)
-    other = make_trainer(tmp_path, local_parameters=["net.2.*"])
-    path = other.export(make_model(Plain), BoringData(), FedAvg(), client=client)
+    other = boring.make_trainer(tmp_path, local_parameters=["net.2.*"])
+    path = other.export(boring.make_model(Plain), boring.BoringData(), FedAvg(), client=client)
     exported = torch.load(path, weights_only=True)["state_dict"]
     assert torch.equal(exported["net.0.weight"].flatten(), own.model[:80])
     assert torch.equal(torch.cat([exported["net.2.weight"].flatten(), exported["net.2.bias"]]), own.kept)
@@ -189,40 +179,42 @@ def test_rows_in_a_file_are_the_rows_in_memory(tmp_path, monkeypatch):
     found = []
     for name, below in (("memory", 2**26), ("file", 0)):
         monkeypatch.setattr("fedbc_lightning.state.client_rows.IN_MEMORY_BELOW", below)
-        trainer = make_trainer(tmp_path, name=name, local_parameters=["net.2.*"])
-        trainer.fit(make_model(Plain), BoringData(), FedBC(dual_lr=0.01))
+        trainer = boring.make_trainer(tmp_path, name=name, local_parameters=["net.2.*"])
+        trainer.fit(boring.make_model(Plain), boring.BoringData(), FedBC(dual_lr=0.01))
         assert (trainer.clients.file_rows is None) == (name == "memory")
         kept = [trainer.clients.vector("local_parameters", client) for client in range(6)]
-        found.append((kept, without_times(read_csv(Path(trainer.log_dir) / "metrics.csv"))))
-    assert_equal_trees(*found)
+        found.append((kept, boring.without_times(boring.read_csv(Path(trainer.log_dir) / "metrics.csv"))))
+    boring.assert_equal_trees(*found)
 
 
 def test_batch_norm_stays_with_the_client(tmp_path):
     """FedBN: weights and statistics of BatchNorm are each client's own, everything else is shared."""
-    trainer = make_trainer(tmp_path, local_parameters=["batch_norm"], buffers="local", clients_per_round=6)
-    trainer.fit(make_model(), BoringData(), FedAvg())
+    trainer = boring.make_trainer(tmp_path, local_parameters=["batch_norm"], buffers="local", clients_per_round=6)
+    trainer.fit(boring.make_model(), boring.BoringData(), FedAvg())
     assert [entry.name for entry in trainer.layout.kept_entries] == ["net.1.weight", "net.1.bias"]
     assert trainer.layout.num_kept == 16
     own = [trainer.federation.models().local(client) for client in (0, 1)]
     assert torch.equal(own[0].model[:115], own[1].model[:115])
     assert not torch.equal(own[0].model[115:], own[1].model[115:])
     assert not torch.equal(own[0].kept, own[1].kept)
-    first = read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
+    first = boring.read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
     assert float(first["comm/bytes_up"]) == 6 * (115 * 4 + 4)
 
 
 def test_batch_norm_without_its_statistics_is_refused(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["batch_norm"])
+    trainer = boring.make_trainer(tmp_path, local_parameters=["batch_norm"])
     with pytest.raises(ConfigurationError, match=re.escape("set trainer.buffers: local (it is average)")):
-        trainer.fit(make_model(), BoringData(), FedAvg())
+        trainer.fit(boring.make_model(), boring.BoringData(), FedAvg())
 
 
 def test_another_choice_is_refused_on_resume(tmp_path):
-    trainer = make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"])
-    last = trainer.fit(make_model(Plain), BoringData(), FedAvg()).checkpoint
+    trainer = boring.make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"])
+    last = trainer.fit(boring.make_model(Plain), boring.BoringData(), FedAvg()).checkpoint
     for other in (None, ["net.2.bias"]):
         with pytest.raises(ConfigurationError, match=r"local_parameters is net\.2\.weight, net\.2\.bias there"):
-            make_trainer(tmp_path, local_parameters=other).fit(make_model(Plain), BoringData(), FedAvg(), last)
+            boring.make_trainer(tmp_path, local_parameters=other).fit(
+                boring.make_model(Plain), boring.BoringData(), FedAvg(), last
+            )
 
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)
@@ -244,19 +236,19 @@ def test_the_other_part_stays_whatever_the_optimizer_does(tmp_path, algorithm, f
     if form == "per tensor" and engine == "vectorized":
         pytest.skip("the vectorized engine refuses such an optimizer")
     options = {"local_parameters": ["net.2.*"], "engine": engine, "gradient_clip_val": 1.0}
-    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=4, **options)
-    model = make_model(Stepping if form == "per tensor" else Decaying)
+    trainer = boring.make_trainer(tmp_path, max_rounds=1, clients_per_round=4, **options)
+    model = boring.make_model(Stepping if form == "per tensor" else Decaying)
     head = torch.cat([tensor.detach().reshape(-1) for tensor in model.net[2].parameters()])
     body = torch.cat([tensor.detach().reshape(-1) for tensor in model.net[0].parameters()])
-    trainer.fit(model, BoringData(), algorithm)
+    trainer.fit(model, boring.BoringData(), algorithm)
     moved = [not torch.equal(trainer.clients.vector("local_parameters", client), head) for client in range(6)]
     assert sum(moved) == (4 if isinstance(algorithm, FedRep) else 0)
     assert not torch.equal(trainer.server.z, body)
 
 
 def test_fedbabu_is_fine_tuned_for_its_evaluation(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"], clients_per_round=6)
-    model, data = make_model(Plain), BoringData()
+    trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"], clients_per_round=6)
+    model, data = boring.make_model(Plain), boring.BoringData()
     trainer.fit(model, data, FedBABU(finetune_lr=0.2, finetune_steps=3))
     models = trainer.federation.models()
     own = models.local(2)
@@ -280,6 +272,6 @@ def test_a_head_must_be_named(tmp_path, algorithm):
 
 
 def test_held_out_clients_have_no_part_of_their_own(tmp_path):
-    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"])
+    trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"])
     with pytest.raises(ConfigurationError, match="a client that never trains has no part of its own"):
-        trainer.fit(make_model(Plain), BoringData(heldout_clients=1), FedAvg())
+        trainer.fit(boring.make_model(Plain), boring.BoringData(heldout_clients=1), FedAvg())

@@ -1,7 +1,5 @@
 """MOON beyond the battery: steps of other forms, models with modes and draws, partial sharing, and refusals."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

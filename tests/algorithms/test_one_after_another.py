@@ -1,7 +1,5 @@
 """The sequential engine's cohorts: clients that the server's parts get together, trained one after another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Fixed points and degenerate equalities, the L2GD family against its plain iterat
 local one, optimizers with momentum, schedules and groups, and the bytes of a round.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Differential privacy of z: its ε against two sources, z against a NumPy loop, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What every algorithm owes besides its trajectory: lost clients, permutations, buffers, repeated runs, warnings."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from pathlib import Path

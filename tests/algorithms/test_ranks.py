@@ -1,7 +1,5 @@
 """Several processes and devices give the numbers of one (ALGORITHMS 4.4), for the whole registry."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Fit R rounds equals fit r rounds and resume to R, bit for bit (ALGORITHMS 4.4)."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

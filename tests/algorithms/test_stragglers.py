@@ -1,7 +1,5 @@
 """Clients that do less than asked, or vanish: whose work counts, with which weight, and that nothing hangs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

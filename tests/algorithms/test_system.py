@@ -1,7 +1,5 @@
 """The simulated clock: how long rounds take, who is there and in time, resumed runs, and what is refused."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

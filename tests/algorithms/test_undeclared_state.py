@@ -1,7 +1,5 @@
 """State of a method that is kept in attributes is lost on resume: one line says so, and none for the methods here."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

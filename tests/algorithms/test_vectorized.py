@@ -1,7 +1,5 @@
 """Every algorithm on the vectorized engine: the sequential engine's numbers, or a refusal by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``python -m algorithms.two_processes FOLDER DEVICES``
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -3,8 +3,6 @@
 A case returns a LightningModule, a map-style data set and what its batches need. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Nightly: ``pip install -e '.[test,compat]' && pytest -m compat``. What is not installed is skipped with the reason.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from copy import deepcopy

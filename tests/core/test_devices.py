@@ -1,7 +1,5 @@
 """``trainer.deterministic``: torch is set so inside a run, for every step of it, and as before afterwards."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

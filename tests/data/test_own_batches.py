@@ -1,7 +1,5 @@
 """What train_dataloader may return trains with the bits of Lightning: streams, several loaders, samplers."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from typing import Any, NamedTuple
 

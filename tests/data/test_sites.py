@@ -1,7 +1,5 @@
 """SitesDataModule: one data set per client, as a list; the same numbers as the same data with a natural client each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Rows of Parquet shards, streamed by Hugging Face's library: the numbers of rows in memory, in constant memory."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

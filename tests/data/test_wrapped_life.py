@@ -1,7 +1,5 @@
 """The hooks of a wrapped data module that have to do with checkpoints, faults and predictions are called."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers.boring import BoringModel, make_model, make_trainer

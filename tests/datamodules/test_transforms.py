@@ -6,17 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedbc_lightning.datamodules import MNISTDataModule
-from fedbc_lightning.datamodules.transforms import (
-    Compose,
-    EachImage,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    Scale,
-    as_augment,
-    check_transforms,
-)
+from fedbc_lightning.datamodules import MNISTDataModule, transforms
 from helpers.command_line import run_cli
 from helpers.data_formats import ready, write_image_folder, write_mnist
 from torchvision import transforms as v1
@@ -39,7 +29,7 @@ def random_images(count=6, channels=3, size=8):
 
 def test_random_crop_is_a_crop_of_the_padded_image():
     images = random_images()
-    cropped = RandomCrop(2)(images, seeded(1))
+    cropped = transforms.RandomCrop(2)(images, seeded(1))
     offsets = torch.randint(5, (2, 6), generator=seeded(1))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
     for image, crop, row, column in zip(padded, cropped, *offsets, strict=True):
@@ -48,31 +38,35 @@ def test_random_crop_is_a_crop_of_the_padded_image():
 
 def test_random_horizontal_flip_mirrors_as_often_as_asked():
     images = random_images(1).expand(4000, -1, -1, -1)
-    flipped = RandomHorizontalFlip(0.3)(images, seeded())
+    flipped = transforms.RandomHorizontalFlip(0.3)(images, seeded())
     is_mirrored = (flipped == images[0].flip(-1)).all((1, 2, 3))
     assert torch.equal(flipped[~is_mirrored], images[~is_mirrored])
     assert float(is_mirrored.float().mean()) == pytest.approx(0.3, abs=0.03)
-    assert torch.equal(RandomHorizontalFlip(0.0)(images, seeded()), images)
+    assert torch.equal(transforms.RandomHorizontalFlip(0.0)(images, seeded()), images)
 
 
 def test_compose_is_one_after_the_other():
     images, generator = random_images(), seeded(3)
-    expected = RandomHorizontalFlip()(RandomCrop(2)(images, generator), generator)
-    assert torch.equal(Compose([RandomCrop(2), RandomHorizontalFlip()])(images, seeded(3)), expected)
-    mixed = Compose([RandomCrop(2), v2.RandomVerticalFlip()])
-    assert isinstance(mixed.transforms[1], EachImage)
+    expected = transforms.RandomHorizontalFlip()(transforms.RandomCrop(2)(images, generator), generator)
+    assert torch.equal(
+        transforms.Compose([transforms.RandomCrop(2), transforms.RandomHorizontalFlip()])(images, seeded(3)), expected
+    )
+    mixed = transforms.Compose([transforms.RandomCrop(2), v2.RandomVerticalFlip()])
+    assert isinstance(mixed.transforms[1], transforms.EachImage)
     assert mixed(images, seeded(3)).shape == images.shape
 
 
 def test_normalize_and_scale():
     images = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(1, 2, 1, 2)
-    result = Normalize((0.5, 0.2), (0.5, 0.1))(images)
+    result = transforms.Normalize((0.5, 0.2), (0.5, 0.1))(images)
     assert result.flatten().tolist() == pytest.approx([-1, 1, 0, 2])
-    assert Scale(1 / 51)(images).flatten().tolist() == pytest.approx([0, 5, 1, 2])
+    assert transforms.Scale(1 / 51)(images).flatten().tolist() == pytest.approx([0, 5, 1, 2])
     assert images.flatten().tolist() == [0, 255, 51, 102]
 
 
-@pytest.mark.parametrize(("make", "others"), [(Scale, [[2.0], [3.0]]), (Normalize, [[[0.5], [0.5]], [[0.5], [0.2]]])])
+@pytest.mark.parametrize(
+    ("make", "others"), [(transforms.Scale, [[2.0], [3.0]]), (transforms.Normalize, [[[0.5], [0.5]], [[0.5], [0.2]]])]
+)
 def test_normalize_and_scale_are_modules_and_equal_by_their_numbers(make, others):
     first, second = (make(*numbers) for numbers in others)
     images = random_images()
@@ -95,7 +89,7 @@ class Noisy(torch.nn.Module):
 @pytest.mark.parametrize("transform", [Noisy(), v2.AutoAugment()])
 def test_draws_are_those_of_the_generator_and_leave_the_global_ones_alone(transform):
     images = random_images()
-    augment = EachImage(transform)
+    augment = transforms.EachImage(transform)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     first = augment(images, seeded(1))
     torch.rand(5), random.random(), np.random.rand()
@@ -120,7 +114,7 @@ def test_each_seed_round_client_epoch_and_step_has_its_own_augmentation(tmp_path
     for path in (tmp_path / "MNIST" / "raw").glob("*images*"):
         count = (path.stat().st_size - 16) // 784
         path.write_bytes(path.read_bytes()[:16] + bytes(range(1, 197)) * 4 * count)
-    for augment in (RandomCrop(13), v2.RandomCrop(28, padding=13)):
+    for augment in (transforms.RandomCrop(13), v2.RandomCrop(28, padding=13)):
         data = ready(MNISTDataModule(str(tmp_path), IID(2), download=False, augment=augment, batch_size=10))
         given = {"client": 1, "round": 2, "seed": 5, "epoch": 0}
         first = batches(data, **given)
@@ -135,12 +129,12 @@ def test_each_seed_round_client_epoch_and_step_has_its_own_augmentation(tmp_path
 
 
 def test_true_false_and_modules():
-    usual = RandomCrop(1)
-    assert as_augment(True, usual) is usual
-    assert as_augment(False, usual) is None
-    own = RandomHorizontalFlip()
-    assert as_augment(own, usual) is own
-    assert isinstance(as_augment(v2.RandomVerticalFlip(), usual), EachImage)
+    usual = transforms.RandomCrop(1)
+    assert transforms.as_augment(True, usual) is usual
+    assert transforms.as_augment(False, usual) is None
+    own = transforms.RandomHorizontalFlip()
+    assert transforms.as_augment(own, usual) is own
+    assert isinstance(transforms.as_augment(v2.RandomVerticalFlip(), usual), transforms.EachImage)
     for given in ("crop", v1.Compose([]), lambda images: images):
         for name in ("augment", "transform"):
             # A dot matches no line end, so the message is one line.
@@ -173,11 +167,11 @@ def test_a_transform_of_torchvision_takes_whole_batches(tmp_path):
     ],
 )
 def test_what_cannot_work_is_said_before_training(name, transform, message):
-    given = {"transform": Normalize([0.5], [0.5]), "augment": None}
-    given[name] = EachImage(transform) if name == "augment" else transform
+    given = {"transform": transforms.Normalize([0.5], [0.5]), "augment": None}
+    given[name] = transforms.EachImage(transform) if name == "augment" else transform
     state = torch.get_rng_state()
     with pytest.raises(ConfigurationError, match=rf"data\.{name}: .*{message}") as error:
-        check_transforms(random_images(2), **given)
+        transforms.check_transforms(random_images(2), **given)
     assert "\n" not in str(error.value)
     assert torch.equal(state, torch.get_rng_state())
 

@@ -3,8 +3,6 @@
 In a process of its own, before any backward pass: torch learns of devices once.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 ``python -m devices.ranks FOLDER DEVICES [LIBRARY]``
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``python -m devices.scenarios FOLDER [LIBRARY]``
 """
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys

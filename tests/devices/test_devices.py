@@ -1,7 +1,5 @@
 """On a GPU everything works, and gives a CPU's numbers: on a pretended one, and on a real one where there is one."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

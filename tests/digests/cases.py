@@ -5,8 +5,6 @@ it, and in both types. One of each kind runs on two processes as well, and with 
 trainer or the module, for a few settings. The command line has cases of its own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hash what a run has written: its tables, every tensor and number of its checkpoint, and its clients' rows."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import re

@@ -3,8 +3,6 @@
 Lightning starts this command a second time for the other process. The first one writes the results to ``FOLDER``.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

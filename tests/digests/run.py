@@ -12,8 +12,6 @@ The hashes hold for one machine and one version of torch. ``--leaves`` writes a 
 column and tensor: ``diff -r`` of two such folders shows what differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

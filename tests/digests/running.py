@@ -1,7 +1,5 @@
 """Choose cases, run them, and hash what they wrote: on a pool of two processes, and then on two processes at once."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The module, the data and the trainer of the runs whose numbers are hashed: tiny, with unequal clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

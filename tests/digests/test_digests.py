@@ -1,7 +1,5 @@
 """The command that hashes numbers: it repeats itself, and a changed constant changes the lines of its method alone."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 import fedbc_lightning.algorithms as algorithms

@@ -4,8 +4,6 @@ Flower's own messages and apps are used, and a grid that gives them to the apps 
 deployment are tried by ``benchmarks/elsewhere.py``.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

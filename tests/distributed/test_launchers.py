@@ -1,7 +1,5 @@
 """However processes are started, `fit` returns, and with the same numbers as one process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A process that dies, fails or never comes ends the run of all, with one message and a checkpoint to go on from."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

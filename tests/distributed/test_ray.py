@@ -1,7 +1,5 @@
 """Ray: a run has the bits of one process, whoever trains whom and whichever actor is lost; it leaves no process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

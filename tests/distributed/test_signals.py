@@ -1,7 +1,5 @@
 """A signal ends a run between two steps, is said, and leaves what can be gone on from."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

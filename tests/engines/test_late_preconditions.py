@@ -4,8 +4,6 @@ What is registered × the round × the way in which steps are taken; what is cal
 of steps as written. ``ALL_CASES=1`` runs all cases, else every seventh one is run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -1,7 +1,5 @@
 """Disks that are full: for one operation, and for good."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

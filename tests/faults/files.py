@@ -1,7 +1,5 @@
 """Files that are damaged, of another time, edited, or gone."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterator

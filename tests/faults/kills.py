@@ -1,7 +1,5 @@
 """SIGKILL: at random moments, before operations on files, and in the middle of what they write."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What is started again: a study by its command, a job of two lines by SLURM, a run by another machine."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,7 +1,5 @@
 """Faults of the package itself, which the command must find: a tool that stays green on them proves nothing."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

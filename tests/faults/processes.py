@@ -1,7 +1,5 @@
 """Processes that are stopped, killed or interrupted, of a run of two and with workers."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ with 1 if any did. A run survives a fault if it goes on bit for bit as if never 
 that names the file. ``--mutants`` tries the same on faulty forms of the package, and exits with 1 if one is not found.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -1,7 +1,5 @@
 """The runs that faults are injected into, in child processes, and their comparison with undisturbed ones."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The smallest data and module that exercise everything: six unequal clients, BatchNorm, accuracy."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Opening a page in a real browser without a window."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Running ``fedbc-cli`` in this process, and a tiny project for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedbc_lightning.commands.main import main

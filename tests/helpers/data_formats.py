@@ -1,7 +1,5 @@
 """Small files in the original formats of data sets that must otherwise be downloaded."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import pickle

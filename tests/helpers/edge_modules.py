@@ -1,7 +1,5 @@
 """Modules and data for what is rare: losses that are missing, negative or not finite, dropout, odd optimizers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A run whose result is larger than a pipe, and what it came to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

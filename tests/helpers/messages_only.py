@@ -1,7 +1,5 @@
 """A backend whose workers share nothing with the server but messages, all in this process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,28 +1,15 @@
 """Every ready model, small, with data that it can train on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fedbc_lightning.models import (
-    CIFARCNN,
-    FEMNISTCNN,
-    MLP,
-    BinaryLogisticRegression,
-    CharLSTM,
-    LinearRegression,
-    LogisticRegression,
-    ResNet18GroupNorm,
-    Sent140LSTM,
-)
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedbc_lightning import FederatedDataModule
+from fedbc_lightning import FederatedDataModule, models
 
 SIZES = (7, 10)
 
@@ -65,18 +52,22 @@ SMALL, IMAGE = {"num_features": 5}, floats(1, 4, 4)
 TEXT = {"vocabulary_size": 7, "hidden": 12}
 TWEETS = {"vocabulary_size": 9, "embedding_dim": 4, "hidden": 12}
 CASES = [
-    ModelCase("logistic", LogisticRegression, {**SMALL, "num_classes": 3}, floats(5), integers(3)),
-    ModelCase("logistic on images", LogisticRegression, {"num_features": 16, "num_classes": 3}, IMAGE, integers(3)),
-    ModelCase("binary logistic", BinaryLogisticRegression, SMALL, floats(5), integers(2)),
-    ModelCase("linear", LinearRegression, SMALL, floats(5), floats(), "rmse"),
-    ModelCase("linear on a column", LinearRegression, SMALL, floats(5), floats(1), "rmse"),
-    ModelCase("mlp", MLP, {"num_features": 16, "hidden": 8, "num_classes": 3, "dropout": 0.0}, IMAGE, integers(3)),
-    ModelCase("cifar cnn", CIFARCNN, {"in_channels": 1, "image_size": 20}, floats(1, 20, 20), integers(3)),
-    ModelCase("femnist cnn", FEMNISTCNN, {"num_classes": 3, "hidden": 16}, floats(1, 28, 28), integers(3)),
-    ModelCase("resnet", ResNet18GroupNorm, {"num_classes": 3}, floats(3, 8, 8), integers(3)),
-    ModelCase("next character", CharLSTM, TEXT, integers(7, 6), integers(7)),
-    ModelCase("all characters", CharLSTM, TEXT, integers(7, 6), integers(7, 6)),
-    ModelCase("sent140", Sent140LSTM, TWEETS, integers(9, 5), integers(2)),
+    ModelCase("logistic", models.LogisticRegression, {**SMALL, "num_classes": 3}, floats(5), integers(3)),
+    ModelCase(
+        "logistic on images", models.LogisticRegression, {"num_features": 16, "num_classes": 3}, IMAGE, integers(3)
+    ),
+    ModelCase("binary logistic", models.BinaryLogisticRegression, SMALL, floats(5), integers(2)),
+    ModelCase("linear", models.LinearRegression, SMALL, floats(5), floats(), "rmse"),
+    ModelCase("linear on a column", models.LinearRegression, SMALL, floats(5), floats(1), "rmse"),
+    ModelCase(
+        "mlp", models.MLP, {"num_features": 16, "hidden": 8, "num_classes": 3, "dropout": 0.0}, IMAGE, integers(3)
+    ),
+    ModelCase("cifar cnn", models.CIFARCNN, {"in_channels": 1, "image_size": 20}, floats(1, 20, 20), integers(3)),
+    ModelCase("femnist cnn", models.FEMNISTCNN, {"num_classes": 3, "hidden": 16}, floats(1, 28, 28), integers(3)),
+    ModelCase("resnet", models.ResNet18GroupNorm, {"num_classes": 3}, floats(3, 8, 8), integers(3)),
+    ModelCase("next character", models.CharLSTM, TEXT, integers(7, 6), integers(7)),
+    ModelCase("all characters", models.CharLSTM, TEXT, integers(7, 6), integers(7, 6)),
+    ModelCase("sent140", models.Sent140LSTM, TWEETS, integers(9, 5), integers(2)),
 ]
 
 

@@ -3,8 +3,6 @@
 ``python -m helpers.modules_with_more FOLDER``: each of :data:`CASES`, what it ended with to one file per rank.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notebooks that are executed in a real kernel."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack

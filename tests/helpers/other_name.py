@@ -1,7 +1,5 @@
 """A module, its data, a callback and a logger of the package ``pytorch_lightning``, none of them changed."""
 
-from __future__ import annotations
-
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger

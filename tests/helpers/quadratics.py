@@ -1,7 +1,5 @@
 """Quadratic clients in float64, f_i(w) = mean over samples of 1/2 (w - a)^T A (w - a): trajectories are closed form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

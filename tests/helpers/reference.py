@@ -3,8 +3,6 @@
 Shapes: w, z, grad (d,); x, control (N, d); dual, tolerance (N,). Trajectories have one row per finished round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat

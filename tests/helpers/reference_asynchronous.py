@@ -1,7 +1,5 @@
 """NumPy loops for FedBuff and FedAsync on quadratics, from the papers' algorithms alone; no code of the package."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from typing import Any

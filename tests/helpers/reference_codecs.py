@@ -1,7 +1,5 @@
 """NumPy loop for FedAvg and FedBC with coded messages, from the papers' formulas alone; no code of the package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any

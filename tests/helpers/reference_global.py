@@ -4,8 +4,6 @@ No code of the package but its coins (``seeding``). Shapes: w, z (d,); x, multip
 are w_i - z. Trajectories have one row per finished round: "z", client state by its declared name, "server_<name>".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice

@@ -3,8 +3,6 @@
 Shapes: w, z (d,) with the kept coordinates masked out of everything that is sent; kept (N, d), of which a mask counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

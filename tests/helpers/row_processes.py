@@ -3,8 +3,6 @@
 ``python -m helpers.row_processes ranks|nodes FOLDER``
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

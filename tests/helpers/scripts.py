@@ -1,7 +1,5 @@
 """Scripts of the repository, such as its benchmarks, as modules."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

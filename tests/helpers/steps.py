@@ -1,7 +1,5 @@
 """Modules whose steps an engine may take in another way, and runs that are to come to the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A program on a terminal of a given size: what stands on the screen, and the keys that are pressed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Small files in the original formats of LEAF and Sentiment140."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The data is a three-class problem on eight features; :class:`UserData` federates it over unequal clients.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 This shows only what the package itself uses: the libraries, which have other ways on Windows, are there before.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import select

@@ -1,7 +1,5 @@
 """``trainer.check_isolation``: what leaks from client to client is named, and what does not is left alone."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -1,7 +1,5 @@
 """``configure_optimizers`` is no factory: what a module keeps and moves by itself is as new for every client."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

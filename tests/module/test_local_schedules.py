@@ -1,7 +1,5 @@
 """``trainer.local_schedules: continue``: epochs, steps and what is scheduled by them go on over the rounds."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace

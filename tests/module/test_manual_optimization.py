@@ -1,7 +1,5 @@
 """Manual optimization: the programs of Lightning's users, and every method's terms at the step of each optimizer."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

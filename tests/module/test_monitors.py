@@ -1,7 +1,5 @@
 """What schedulers and callbacks monitor is found under the name that the module logs, or refused early (issue 20)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

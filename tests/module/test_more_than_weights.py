@@ -1,7 +1,5 @@
 """What a module holds beside the weights that training moves: kept, reset or averaged, never lost without a word."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``import pytorch_lightning``: classes of Lightning's other package are taken as those of ``lightning.pytorch``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Other ways of Lightning's users: compiled modules, predictions, Lightning's own callbacks, data of the module."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch.callbacks

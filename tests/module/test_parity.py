@@ -1,7 +1,5 @@
 """A user's module trains the same under plain Lightning and federated (ALGORITHMS 4.3)."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """What cannot be honoured is refused by name before any training step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

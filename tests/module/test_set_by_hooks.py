@@ -5,8 +5,6 @@ of ``lightning.Trainer``; with several rounds those of one plain fit after anoth
 ``ALL_CASES=1`` runs all cases, else every eleventh one is run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from contextlib import nullcontext

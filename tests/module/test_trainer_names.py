@@ -1,7 +1,5 @@
 """The names that people's modules ask of ``self.trainer`` answer as lightning.Trainer does, or say what to use."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a module brings along: callbacks, and weights that a run before has trained."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.user_modules import LitAutoEncoder, UserData
 from lightning.pytorch import Callback

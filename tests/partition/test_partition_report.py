@@ -8,14 +8,7 @@ import torch
 from matplotlib import pyplot
 from torch.utils.data import TensorDataset
 
-from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
-from fedbc_lightning.data.partition_report import (
-    describe_labels,
-    describe_partition,
-    draw_partition,
-    fit_power_law,
-    save_partition_report,
-)
+from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, partition_report
 from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition
 
 
@@ -29,35 +22,35 @@ def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, pa
 
 def test_numbers():
     data = partitioned(4, 400, partitioner=Dirichlet(4, 0.5))
-    numbers = describe_partition(data)
+    numbers = partition_report.describe_partition(data)
     assert numbers["num_clients"] == 4
     assert numbers["num_samples"]["total"] == numbers["num_train"] + numbers["num_test"] == 400
     assert numbers["num_samples"]["mean"] == 100
     assert numbers["hash"] == data.partition_hash()
     assert numbers["num_classes"] == 10
-    assert "label_emd" not in describe_partition(partitioned(4, labelled=False))
+    assert "label_emd" not in partition_report.describe_partition(partitioned(4, labelled=False))
 
 
 def test_label_distances_by_hand():
-    disjoint = describe_labels(np.array([[4, 0], [0, 4]]))
+    disjoint = partition_report.describe_labels(np.array([[4, 0], [0, 4]]))
     assert disjoint == {
         "num_classes": 2,
         "classes_per_client": {"min": 1, "max": 1, "mean": 1.0},
         "label_emd": 1.0,
         "label_entropy": 0.0,
     }
-    even = describe_labels(np.array([[3, 3], [5, 5]]))
+    even = partition_report.describe_labels(np.array([[3, 3], [5, 5]]))
     assert even["label_emd"] == 0
     assert even["label_entropy"] == pytest.approx(np.log(2))
-    mixed = describe_labels(np.array([[1, 3], [0, 4], [0, 0]]))
+    mixed = partition_report.describe_labels(np.array([[1, 3], [0, 4], [0, 0]]))
     assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
 
 
 def test_power_law_by_hand():
-    assert fit_power_law(np.array([8, 1, 4, 2])) == pytest.approx(2.0)
+    assert partition_report.fit_power_law(np.array([8, 1, 4, 2])) == pytest.approx(2.0)
     slope = np.polyfit([1, 2, 3], np.log([1, 2, 9]), 1)[0]
-    assert fit_power_law(np.array([9, 0, 1, 2])) == pytest.approx(np.exp(slope))
-    assert fit_power_law(np.array([5])) is None
+    assert partition_report.fit_power_law(np.array([9, 0, 1, 2])) == pytest.approx(np.exp(slope))
+    assert partition_report.fit_power_law(np.array([5])) is None
 
 
 @pytest.mark.parametrize(
@@ -74,9 +67,9 @@ def test_power_law_by_hand():
 )
 def test_every_kind_of_picture_is_drawn(data, tmp_path):
     before = pyplot.get_fignums()
-    figure = draw_partition(data)
+    figure = partition_report.draw_partition(data)
     assert f"{data.num_clients:,} clients" in figure.get_suptitle()
-    save_partition_report(data, tmp_path)
+    partition_report.save_partition_report(data, tmp_path)
     assert (tmp_path / "partition.png").stat().st_size > 5000
     if data.num_clients == 10:
         figure.savefig(tmp_path / "expected.png", dpi=150)
@@ -98,7 +91,7 @@ class Named(FederatedDataModule):
 
 
 def test_saved_report(tmp_path):
-    report = save_partition_report(Named(seed=3), tmp_path / "new" / "folder")
+    report = partition_report.save_partition_report(Named(seed=3), tmp_path / "new" / "folder")
     saved = json.loads((tmp_path / "new" / "folder" / "partition.json").read_text())
     assert saved == json.loads(json.dumps(report))
     assert saved["client_names"] == ["$a_{$", "[/b]"]
@@ -110,7 +103,7 @@ def test_saved_report(tmp_path):
 
 def test_the_exact_split_is_saved_and_can_be_used_again(tmp_path):
     data = partitioned(6, partitioner=Dirichlet(6, 0.5))
-    save_partition_report(data, tmp_path)
+    partition_report.save_partition_report(data, tmp_path)
     saved = Partition.load(tmp_path / "partition.npz")
     assert saved.partition.hash() == data.parts.hash()
     assert saved.num_samples == 4000
@@ -120,7 +113,7 @@ def test_the_exact_split_is_saved_and_can_be_used_again(tmp_path):
 
 
 def test_lists_of_very_many_clients_are_left_to_the_exact_file(tmp_path):
-    report = save_partition_report(partitioned(10_001, 20_000), tmp_path)
+    report = partition_report.save_partition_report(partitioned(10_001, 20_000), tmp_path)
     assert report["sizes"] is report["label_histogram"] is None
     assert report["num_samples"]["total"] == 20_000
     assert (tmp_path / "partition.json").stat().st_size < 2000

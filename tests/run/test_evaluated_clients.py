@@ -1,7 +1,5 @@
 """Which clients are evaluated one by one, and what ``evaluation.csv`` says of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

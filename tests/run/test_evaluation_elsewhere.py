@@ -1,7 +1,5 @@
 """Clients elsewhere are evaluated there: the tables of a run are those of one process."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients that are held out: nothing of a run depends on them, and z is measured on them, as it is and fine-tuned."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is its content: what ``last`` goes on with, and what a resumed run says of other settings, code and data."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What travels between server and clients elsewhere: its form as bytes, and what becomes of a bad message."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Clients elsewhere that keep their vectors: equal bits, whatever is lost, comes twice or begins again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines about a whole run: nothing is measured, threads cost time, the loss diverged."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

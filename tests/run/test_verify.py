@@ -1,7 +1,5 @@
 """A client's round is worked out again from the messages that a run has kept."""
 
-from __future__ import annotations
-
 import math
 import re
 from contextlib import contextmanager

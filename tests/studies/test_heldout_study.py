@@ -1,7 +1,5 @@
 """A study of what clients that never trained get, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

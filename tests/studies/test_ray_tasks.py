@@ -1,7 +1,5 @@
 """Tasks of Ray do a study: real ones, of which one is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
