@@ -1,7 +1,6 @@
 """Scripts without ``if __name__ == "__main__"``."""
 
-import subprocess
-import sys
+from helpers.programs import run_python
 
 SCRIPT = """
 from torch import randn
@@ -27,6 +26,6 @@ for data, settings in [spawned, (SitesDataModule([[loader, loader]]), {})]:
 
 def test_a_script_without_a_guard_ends_with_its_name(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(["script.py"], tmp_path)
     lines = [line for line in done.stdout.splitlines() if 'below `if __name__ == "__main__":`' in line]
     assert [line.split(":")[0] for line in lines] == ["trainer.strategy", "data"], (done.stdout, done.stderr)
