@@ -10,23 +10,13 @@ from fedbc_lightning.cli.classes import choices, class_name
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.server import ServerCallback, WeightedAverage
 
-TEMPLATE = [
-    "Problem",
-    "Update",
-    "State",
-    "Communication",
-    "Partial work",
-    "Local model",
-    "Degenerate cases",
-    "Departures",
-    "References",
-]
+TEMPLATE = ["Problem", "Update", "State", "Communication", "Partial work", "Local model", "Degenerate cases",
+            "Departures", "References"]  # fmt: skip
 
 
 with imported_script("docs/make_algorithms.py") as SCRIPT:
     ALGORITHMS = SCRIPT.exported()
     read_docstring, read_parameters = SCRIPT.read_docstring, SCRIPT.read_parameters
-algorithms = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +36,21 @@ def test_links_of_the_page_lead_somewhere(page):
             assert (SCRIPT.PAGE.parent / target).is_file()
 
 
-@algorithms
-def test_a_docstring_follows_the_template(cls):
+@pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
+def test_a_docstring_follows_the_template_and_a_terminal_and_the_command_line_can_use_it(cls):
     assert "__doc__" in vars(cls)
     sections = read_docstring(cls).sections
     assert [title for title in sections if title in TEMPLATE] == TEMPLATE
     for title in TEMPLATE:
         assert any(line.strip() for block in sections[title] for line in block.lines), title
     assert set(sections) <= {*TEMPLATE, "Args", "Raises"}
-
-
-@algorithms
-def test_a_docstring_has_no_markup_that_a_terminal_would_show(cls):
-    assert not re.search(r":math:|\.\. \w+::|\\[a-z]+", cls.__doc__)
-
-
-@algorithms
-def test_every_parameter_is_explained(cls):
+    assert not re.search(r":math:|\.\. \w+::|\\[a-z]+", cls.__doc__), "markup"
     assert [parameter.name for parameter in read_parameters(cls) if not parameter.meaning] == []
-
-
-@algorithms
-def test_the_usual_name_is_taken_by_the_command_line(cls):
     assert class_name(read_docstring(cls).name) == cls.__name__
 
 
-@algorithms
-def test_there_is_a_config(cls):
-    assert cls.__name__ in SCRIPT.overlays()
+def test_each_method_has_a_config():
+    assert {cls.__name__ for cls in ALGORITHMS.values()} <= {*SCRIPT.overlays()}
 
 
 def test_the_page_of_settings_is_up_to_date_and_explains_every_key():
