@@ -10,6 +10,8 @@ import importlib
 import inspect
 import os
 import re
+import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +26,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 from fedbc_lightning.core import private_cli
+from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.indexed import IndexedDataModule
@@ -74,6 +77,23 @@ def import_object(class_path: str) -> Any:
     """Import the object ``package.module.Name``."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def why_no_import(class_path: str) -> str | None:
+    """Return why ``package.module.Name`` cannot be imported, with the line of the user's file; None if it can be."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except SyntaxError as error:
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return str(error)
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
+        place = (own or frames)[-1]
+        return f"{place.filename}, line {place.lineno}: {type(error).__name__}: {first_line(error)}"
+    return None if hasattr(found, name) else f"module '{module}' has no attribute '{name}'"
 
 
 def find_class(name: str, base: type) -> type | None:

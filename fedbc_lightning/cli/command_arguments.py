@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from fedbc_lightning.core.errors import UsageError, did_you_mean, nearest
 from fedbc_lightning.core.files import url_of
@@ -151,12 +152,21 @@ def find_config(name: str) -> Path | str:
 
 
 def check_syntax(path: Path) -> None:
-    """Raise :class:`UsageError` with file and line unless a file is YAML with sections."""
+    """Raise :class:`UsageError` with file and line unless a file is YAML with sections, and no key is there twice."""
     import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            first = dict[Any, yaml.Node]()
+            for key, _ in node.value:
+                if first.setdefault(key.value, key) is not key:
+                    lines = f"lines {first[key.value].start_mark.line + 1} and {key.start_mark.line + 1}"
+                    raise UsageError(f"{path}, {lines}: '{key.value}' is there twice; the second would replace the first")
+            return super().construct_mapping(node, deep)
 
     try:
         with path.open(encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            content = yaml.load(file, Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:  # says line and column, in several lines
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

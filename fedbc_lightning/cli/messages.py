@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, subclasses
+from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, subclasses, why_no_import
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, SUBCOMMANDS, option_values, shipped_configs
 from fedbc_lightning.core.errors import did_you_mean, nearest
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
@@ -47,9 +47,7 @@ _NO_CLASS = re.compile(
     r"(?:Expected a dot import path string|Unexpected import path format): (.+)"
     r"|Import path does not correspond to a subclass of \w+"
 )
-_BROKEN_IMPORT = re.compile(
-    r"No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+'"
-)
+_IMPORT_PATH = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(?:collections\.abc\.)?(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _NESTED = re.compile(r"NestedArg\(key='([^']*)'")
@@ -147,9 +145,10 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         needed = match[2].split(", ")
         how = " ".join(f"--{path}.{name} ..." for name in needed)
         return f"{at}{match[1].rpartition('.')[2]} needs {', '.join(needed)}: give {how}"
-    if match := _BROKEN_IMPORT.search(message):
-        return f"{at}cannot import it: {match[0]}"
-    if (match := _NO_CLASS.search(message)) and (base := base_at(path, bases)):
+    base = base_at(path, bases)
+    if base and (why := next(filter(None, map(why_no_import, _IMPORT_PATH.findall(value or ""))), None)):
+        return f"{at}cannot import it: {why}"
+    if (match := _NO_CLASS.search(message)) and base:
         return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
     expected = _EXPECTED.findall(message)
     if match := _NESTED.match(value or ""):
@@ -167,8 +166,9 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         if {"client", "round"}.intersection(names.split(", ")):
             return f"missing: {names}. Give {options}"
         return f"missing: {names}. Give a --config, such as --config {example}, or {options}"
-    lines = (line.strip() for line in _KEY.sub("", message).splitlines())
-    return at + "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))
+    lines = [line.strip() for line in _KEY.sub("", message).splitlines()]
+    told = dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line))
+    return at + ("; ".join(told) or " ".join(lines))
 
 
 def _no_class(name: str, base: type, *, exists: bool) -> str:

@@ -18,6 +18,7 @@ MISTAKES = {
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: fedbc-cli fit",
     "fit --config studies/digits.yaml": "fit takes no study: fedbc-cli compare --config studies/digits.yaml",
     "fit --config broken.yaml": "broken.yaml: not YAML: ",
+    "fit --config twice.yaml": "twice.yaml, lines 1 and 3: 'trainer' is there twice; the second would replace the first",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
     # keys
@@ -47,6 +48,9 @@ MISTAKES = {
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",
     f"{FIT} --model torch.nn.Linear": "model: torch.nn.Linear is not a LightningModule",
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",
+    f"{FIT} --model unnamed.Net": "unnamed.py, line 2: NameError: name 'lr' is not defined\n",
+    f"{FIT} --trainer.callbacks unclosed.Stop": "callbacks: cannot import it: ",
+    f"{FIT} --config needing.yaml": "needing.py, line 1: ModuleNotFoundError: No module named 'nowhere'\n",
     f"{FIT} --trainer.codec.up TopK": "trainer.codec.up: TopK needs fraction: give --trainer.codec.up.fraction ...",
     # checkpoints
     "test --ckpt_path nowhere.ckpt": "no checkpoint at --ckpt_path nowhere.ckpt",
@@ -78,7 +82,12 @@ algorithm:
 def test_a_mistake_is_one_clear_line(project, line, said, capsys):
     Path("misspelt.yaml").write_text("trainer:\n  max_rouds: 3\n")
     Path("broken.yaml").write_text("trainer:\n  max_rounds: [3\n")
+    Path("twice.yaml").write_text("trainer:\n  max_rounds: 3\ntrainer:\n  name: mine\n")
     Path("rule.yaml").write_text(RULE)
+    Path("unnamed.py").write_text("import torch\nrate = lr\n")
+    Path("unclosed.py").write_text("def f(:\n")
+    Path("needing.py").write_text("import nowhere\n")
+    Path("needing.yaml").write_text("model: {class_path: needing.Net, init_args: {lr: 0.1}}\n")
     assert run_cli(*line.split()) == (1 if line in UNUSABLE else 2)
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1, err
