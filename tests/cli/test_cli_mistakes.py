@@ -43,8 +43,6 @@ MISTAKES = {
     f"{FIT} --algorithm FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
     "fit --algorithm.help FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
     f"{FIT} --algorithm Xyzzy": "no class 'Xyzzy'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
-    f"{FIT} --data Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
-    f"{FIT} --optimizer SDG": "optimizer: no class 'SDG'; did you mean 'SGD'?",
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",
     f"{FIT} --model torch.nn.Linear": "model: torch.nn.Linear is not a LightningModule",
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",
@@ -55,7 +53,6 @@ MISTAKES = {
     # checkpoints
     "test --ckpt_path nowhere.ckpt": "no checkpoint at --ckpt_path nowhere.ckpt",
     "test --ckpt_path last": "--ckpt_path last: there is no last.ckpt under runs/default; give the run's --config",
-    "test --ckpt_path .": "no checkpoint at --ckpt_path .",
 }
 UNUSABLE = {
     f"{FIT} --model CIFARCNN --model.image_size 8": "image_size=8 is too small",

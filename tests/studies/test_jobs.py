@@ -50,7 +50,11 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
 def test_jobs_of_this_machine_end_with_the_command(project, number):
     endless = {"jobs": 1, "overrides": {"trainer.max_rounds": 100_000}}
     (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | endless))
-    with forked(["-m", "fedbc_lightning", "compare", "--config", "study.yaml"], project) as program:
+    ignored = "import signal\nsignal.signal(2, signal.SIG_IGN)\n"  # as for what a script starts in the background
+    script = "from fedbc_lightning.commands.main import program\nraise SystemExit(program())"
+    (project / "background.py").write_text(ignored + script)
+    command = ["-m", "fedbc_lightning"] if number == signal.SIGINT else ["background.py"]
+    with forked([*command, "compare", "--config", "study.yaml"], project) as program:
         wait_until(lambda: list(project.glob("studies/study/runs/**/last.ckpt")), program)
         started = psutil.Process(program.pid).children(recursive=True)
         os.killpg(program.pid, number) if number == signal.SIGINT else program.kill()
