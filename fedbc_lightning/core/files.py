@@ -246,8 +246,8 @@ def remove(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the temporary files that killed writers have left in a run folder."""
-    for path in (*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")):
+    """Remove the temporary files that killed writers, and breakers of dead locks, have left in a run folder."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.break.*"), *(folder / CHECKPOINTS).glob(".*.tmp")):
         path.unlink(missing_ok=True)
 
 

@@ -163,8 +163,9 @@ def _compare(run: Run, ours: dict[str, Any], *, is_strict: bool) -> None:
 def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs: set[str]) -> Path | None:
     """Return the newest ``last.ckpt`` of this very run, if it is asked for; None if the run begins anew.
 
-    A run of other code or data counts where there is none of the same, and only if it has not finished: two lines of a
-    script may differ in what no setting tells, and neither is to be taken for the other.
+    One that was resumed with other settings, code or data is the last choice; one of other code or data counts where
+    there is none of the same, and only if it has not finished: two lines of a script may differ in what no setting
+    tells, and neither is to be taken for the other.
     A job that a cluster starts again goes on with those runs that it began, without being asked.
 
     Args:
@@ -182,8 +183,9 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
         return None
     folders = [folder for folder in run_folder.run_folders(experiment) if (folder / run_folder.LAST).is_file()]
     known = {folder: read(folder) for folder in folders}
+    was = {folder: found[0] for folder, found in known.items() if found is not None and identity.is_alike(found[0])}
     if not (is_asked or jobs):
-        equal = [own for own, was in known.items() if was and identity.is_of(was[0]) and identity.is_alike(was[0])]
+        equal = [folder for folder, found in was.items() if identity.is_of(found) and not found.changes]
         if equal:
             rank_zero_info(f"'{equal[-1]}' is this very run, done anew here; ckpt_path: last goes on with it.")
         return None
@@ -193,7 +195,7 @@ def _find_own(request: Request, identity: Identity, settings: RunSettings, jobs:
         if (is_asked if found is None else identity.is_of(found[0], free)
             and (is_asked or (folder not in slurm.begun and not jobs.isdisjoint(found[1]))))
     ]  # fmt: skip
-    alike = [folder for folder in same if (found := known[folder]) is not None and identity.is_alike(found[0])]
+    alike = sorted((folder for folder in same if folder in was), key=lambda folder: not was[folder].changes)
     # Checkpoints are large, so only as many are read as it takes to find one to go on with.
     newest = (folder / run_folder.LAST for folder in reversed(alike or same))
     own = next((p for p in newest if alike or not is_fit or load(p)[KEY]["round"] < settings.max_rounds), None)

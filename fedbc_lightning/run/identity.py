@@ -58,7 +58,7 @@ class Identity:
         settings: Hyper-parameters of trainer, method and model by dotted names, the seed, and the classes' names.
         partition: Hash of which samples each client has.
         samples: Hashes of the first and the last sample of each split, by client; those of streams are not known.
-        code: Hashes of the sources of the user's classes, by their names, and of the layers that the model has.
+        code: Hashes of the sources of the user's classes, by their names, and of what the model says of its layers.
         versions: Versions of torch and of this package.
         attributes: Hash of plain attributes of the model, its layers, and callbacks that do more than watch. It tells
             runs apart which differ in arguments that no setting tells; as training may change them, none is named.
@@ -144,23 +144,20 @@ def identify(
         settings: What the user chose.
         seed: Seed of the run.
     """
-    parts: tuple[Any, ...] = (model, datamodule.users_module, algorithm)
-    described = settings_of(model, datamodule, algorithm, settings, seed)
-    code = {f"the class {type(part).__qualname__}": source_hash(part.__class__) for part in parts}
+    acting = [x for x in listed(settings.callbacks) if WATCHING.isdisjoint(base.__name__ for base in type(x).__mro__)]
+    parts = [*acting, *model.modules()]
+    others = [algorithm, *vars(algorithm).values(), settings.sampler, settings.stragglers, *listed(settings.channel)]
+    kinds = [x.__class__ for x in (*reversed(parts), *others, datamodule.users_module, model)]  # of one name, the last
+    code = {f"the class {kind.__qualname__}": source_hash(kind) for kind in kinds}
     code["the layers of the model"] = content_hash(ADDRESS.sub("", repr(model)))
-    callbacks = listed(settings.callbacks)
-    acting = [each for each in callbacks if WATCHING.isdisjoint(base.__name__ for base in type(each).__mro__)]
-    attributes = []
-    for part in [*acting, *model.modules()]:
-        found = [(k, v) for k, v in attributes_of(part).items() if isinstance(v, (bool, int, float, str))]
-        attributes.append((source_hash(part.__class__), part.__class__.__qualname__, found))
+    plain = [[(k, v) for k, v in attributes_of(x).items() if isinstance(v, (bool, int, float, str))] for x in parts]
     return Identity(
-        settings=described,
+        settings=settings_of(model, datamodule, algorithm, settings, seed),
         partition=datamodule.partition_hash(),
         samples=samples_of(datamodule),
         code={name: found for name, found in code.items() if found},
         versions=VERSIONS,
-        attributes=content_hash(attributes),
+        attributes=content_hash([*zip([x.__class__.__qualname__ for x in parts], plain, strict=True)]),
     )
 
 

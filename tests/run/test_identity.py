@@ -16,6 +16,7 @@ from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.core.described import content_hash
 from fedbc_lightning.run import slurm
+from fedbc_lightning.run.folder import LAST
 from fedbc_lightning.run.identity import read, samples_of
 
 PROGRAM = """\
@@ -23,13 +24,16 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.nn.functional import cross_entropy as criterion
 from torch.utils.data import TensorDataset
-from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule, UniformSampler
 from fedbc_lightning.partition import IID
 
 scale = [1.0]
 
 def activation(inputs):
     return inputs.tanh()
+
+class Given(torch.nn.Tanh): slope = 1.5
+class Sampler(UniformSampler): share = 0.5
 
 class Net(LightningModule):
     def __init__(self, rate=0.1):
@@ -51,8 +55,10 @@ def fit(root, rounds, **options):
     data = TensorDataset(values[order], labels[order])
     data = PartitionedDataModule(data, IID(num_clients=2), batch_size=8, seed=0)
     trainer = FederatedTrainer(max_rounds=rounds, accelerator="cpu", devices=1, logger=False, seed=0,
-                               enable_progress_bar=False, default_root_dir=root)
-    return trainer.fit(Net(), data, FedAvg(), **options)
+                               enable_progress_bar=False, default_root_dir=root, sampler=Sampler())
+    model = Net()
+    model.layers.append(Given())
+    return trainer.fit(model, data, FedAvg(), **options)
 """
 
 CHANGES = {
@@ -63,6 +69,8 @@ CHANGES = {
     "layer": ("nn.ReLU()", "nn.GELU()", "code: the class Net and 1 more"),
     "loss": ("cross_entropy as", "multi_margin_loss as", "code: the class Net"),
     "constant": ("scale = [1.0]", "scale = [2.0]", "code: the class Net"),
+    "a layer that is given": ("slope = 1.5", "slope = 2.5", "code: the class Given"),
+    "a sampler": ("share = 0.5", "share = 0.7", "code: the class Sampler"),
     "optimizer": ("optim.SGD", "optim.Adagrad", "code: the class Net"),
     "an argument that nothing keeps": ("Net()", "Net(0.2)", r"configure_optimizers\.0\.lr was 0\.1 "),
     "comment": ("# the loss", "# a loss", None),
@@ -102,26 +110,40 @@ def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog
     assert read(mixed.folder)[0].changes == [f"after round 1: {one.message}".partition(";")[0] for one in said]
 
 
-def test_last_is_that_of_the_same_settings_seed_and_partition(tmp_path, caplog):
+def smoothed(smoothing):
+    model = make_model()
+    model.criterion = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
+    return model
+
+
+def test_last_is_that_of_the_same_content(tmp_path, caplog):
     """As many lines of one script, each of which is given ``last``; each goes on with its own run, in any order."""
     asked = {
-        "FedAvg-1": (FedAvg(), {}, {}, {}),
-        "FedAvg-1-1": (FedAvg(), {}, {}, {"heldout_clients": [0]}),
-        "FedAvg-1-2": (FedAvg(), {}, {"lr": 0.2}, {}),
-        "FedAvg-1-3": (FedAvg(), {"local_epochs": 2}, {}, {}),
-        "FedAvg-2": (FedAvg(), {"seed": 2}, {}, {}),
-        "FedBC-1": (FedBC(dual_lr=0.1), {}, {}, {}),
-        "FedBC-1-1": (FedBC(dual_lr=0.2), {}, {}, {}),
+        "FedAvg-1": (FedAvg(), {}, make_model, {}),
+        "FedAvg-1-1": (FedAvg(), {}, make_model, {"heldout_clients": [0]}),
+        "FedAvg-1-2": (FedAvg(), {}, partial(make_model, lr=0.2), {}),
+        "FedAvg-1-3": (FedAvg(), {"local_epochs": 2}, make_model, {}),
+        "FedAvg-1-4": (FedAvg(), {}, partial(smoothed, 0.1), {}),  # no setting tells these
+        "FedAvg-1-5": (FedAvg(), {}, partial(smoothed, 0.2), {}),
+        "FedAvg-1-6": (FedAvg(), {"callbacks": [ByzantineClients(0.5)]}, make_model, {}),
+        "FedAvg-2": (FedAvg(), {"seed": 2}, make_model, {}),
+        "FedBC-1": (FedBC(dual_lr=0.1), {}, make_model, {}),
+        "FedBC-1-1": (FedBC(dual_lr=0.2), {}, make_model, {}),
     }
 
     def last_round_of(name, rounds):
-        algorithm, settings, model, data = asked[name]
+        algorithm, settings, make, data = asked[name]
         trainer = make_trainer(tmp_path, **{"local_epochs": 1, **settings, "max_rounds": rounds})
-        found = trainer.fit(make_model(**model), BoringData(**data), algorithm, ckpt_path="last")
+        found = trainer.fit(make(), BoringData(**data), algorithm, ckpt_path="last")
         return found.folder.name, found.last_round
 
     for rounds, names in ((1, [*asked]), (2, [*reversed(asked)])):
         assert [last_round_of(name, rounds) for name in names] == [(name, rounds) for name in names]
+    with pytest.warns(UserWarning, match="lr was 0.2"):  # it has the settings of another one from here on
+        make_trainer(tmp_path, local_epochs=1, max_rounds=3).fit(
+            make_model(), BoringData(), FedAvg(), tmp_path / "default" / "FedAvg-1-2" / LAST
+        )
+    assert last_round_of("FedAvg-1", 3) == ("FedAvg-1", 3)
     said = [message for message in caplog.messages if "is another run" in message]
     assert len(said) == len(asked) - 1
     assert "its data or code differ" in said[0]
@@ -134,26 +156,6 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_runs(tmp_path, monkeyp
         monkeypatch.setattr(slurm, "begun", set())
         found = make_trainer(tmp_path, max_rounds=rounds).fit(make_model(), BoringData(), FedAvg())
         assert (found.folder.name, found.last_round) == (name, rounds)
-
-
-def test_lines_that_differ_in_what_no_setting_tells_each_have_a_run(tmp_path):
-    def smoothed(smoothing):
-        model = make_model()
-        model.criterion = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
-        return model
-
-    attack = [ByzantineClients(0.5)]
-    asked = {
-        "FedAvg-1": (make_model, {}),
-        "FedAvg-1-1": (partial(smoothed, 0.1), {}),
-        "FedAvg-1-2": (partial(smoothed, 0.2), {}),
-        "FedAvg-1-3": (make_model, {"callbacks": attack}),
-    }
-    for rounds, names in ((1, [*asked]), (2, [*reversed(asked)])):
-        for name in names:
-            make, options = asked[name]
-            found = make_trainer(tmp_path, max_rounds=rounds, **options).fit(make(), BoringData(), FedAvg(), "last")
-            assert (found.folder.name, found.last_round) == (name, rounds)
 
 
 def test_a_finished_run_says_so_and_changes_nothing(tmp_path, caplog):
