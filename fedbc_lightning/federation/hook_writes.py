@@ -74,8 +74,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
 @contextmanager
 def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     """Take what the hook inside this context writes into the module as part of z; a rollback undoes it."""
-    # Hooks of our own callbacks, such as the progress bar's, write nothing.
-    if not (federation.bench.has_hooks and federation.user.hooks.listens(hook)):
+    if not federation.user.hooks.is_heard(hook):
         yield
         return
     before, scratch = federation.layout.weights(), [each.copy() for each in federation.user.scratch]
@@ -145,8 +144,8 @@ class AroundEvaluation:
         """Note what these hooks, which are called in this context, write into the module."""
         federation, layout, frozen = self._federation, self._federation.layout, self._federation.layout.frozen
         # Copies and a comparison of all weights, for which a GPU waits, are made only if some hook could write.
-        heard = ", ".join(filter(federation.user.hooks.listens, hooks))
-        if not (federation.bench.has_hooks and heard):
+        heard = ", ".join(filter(federation.user.hooks.is_heard, hooks))
+        if not heard:
             yield
             return
         z, kept, was_written = layout.weights(), frozen.copies(), bool(frozen.written())  # by hooks of rounds

@@ -47,16 +47,16 @@ class Hooks:
         """Return whether a callback or the module overrides the hook."""
         return any(self._find(name))
 
+    def is_heard(self, name: str) -> bool:
+        """Return whether the module or a callback of the user's overrides the hook; our own callbacks write nothing."""
+        bases: dict[Any, type] = {self._module: LightningModule, **dict.fromkeys(self.callbacks, Callback)}
+        return any(overrides(owner, name, base) for owner, base in bases.items() if not is_ours(owner))
+
     @property
     def is_there_any(self) -> bool:
         """Whether the module or a callback of the user's overrides any hook."""
-        bases: dict[Any, type] = {self._module: LightningModule, **dict.fromkeys(self.callbacks, Callback)}
-        return any(
-            name.startswith("on_") and callable(getattr(owner, name, None)) and overrides(owner, name, base)
-            for owner, base in bases.items()
-            if not is_ours(owner)
-            for name in dir(owner)
-        )
+        names = {name for owner in (self._module, *self.callbacks) for name in dir(owner) if name.startswith("on_")}
+        return any(map(self.is_heard, names - {"on_gpu"}))  # a property of Lightning's
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the hook of the callbacks, then that of the module, and return what the module's hook returned."""

@@ -21,8 +21,10 @@ from torch import nn
 from fedbc_lightning import SCAFFOLD, FedAvg, FederatedTrainer
 from fedbc_lightning.algorithms import FedNova
 from fedbc_lightning.callbacks import RoundCheckpoint
+from fedbc_lightning.callbacks.progress_bar import RoundProgressBar
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.recorded import step_recorder
+from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from module.test_parity import QUIET, fresh, plain
 
 ROUNDS, DECAY = 3, 0.5
@@ -307,6 +309,16 @@ def test_hooks_that_do_nothing_leave_the_optimizer_as_it_was_made():
         trainer.fit(module, SameData((16, 16, 16)), FedAvg())
         rates.append(module.rates)
     assert rates[0] == rates[1]
+
+
+def test_hooks_of_our_own_callbacks_are_not_looked_after(tmp_path, monkeypatch):
+    """To compare what a hook leaves in the module takes as long as some steps; the progress bar writes nothing."""
+    heard, taking = [], LocalOptimizer.taking_writes
+    monkeypatch.setattr(LocalOptimizer, "taking_writes", lambda self, hook: heard.append(hook) or taking(self, hook))
+    callbacks = [type("Nothing", (Callback,), {"on_round_start": lambda *args: None})(), RoundProgressBar()]
+    options = QUIET | {"enable_checkpointing": True, "default_root_dir": tmp_path, "eval_every_n_rounds": 1}
+    FederatedTrainer(**options, max_rounds=2, callbacks=callbacks).fit(fresh(Told), SameData((16,) * 3), FedAvg())
+    assert [hook for hook in heard if hook and hook != "on_train_start"] == ["on_round_start"] * 2
 
 
 class OfRounds(Program):
