@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedbc_lightning.core.devices import device_name, tf32_used
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.printing import Console, NotebookOutput, stream_handlers
@@ -266,12 +267,13 @@ class RoundProgressBar(Callback):
 
 def describe(trainer: RunView) -> str:
     """Describe the run: algorithm, model, clients and rounds in one line, then notes on missing metrics."""
-    federation, data = trainer.federation, trainer.datamodule
+    federation, data, user = trainer.federation, trainer.datamodule, trainer.federation.user
     participation, num_clients = federation.participation, len(data.training_clients)
     tested = np.count_nonzero(data.num_samples("test")[data.training_clients])
     parts = [
         f"{federation.algorithm}",
-        f"{type(federation.user.module).__name__} ({trainer.layout.num_parameters:,} parameters)",
+        f"{type(user.module).__name__} ({trainer.layout.num_parameters:,} parameters)",
+        f"{user.precision.precision} on {device_name(user.device)}{tf32_used(user.device, trainer.layout.dtype)}",
         f"{len(participation.clients)} clients, {participation.num_sampled} per round"
         + f", {len(data.heldout)} held out" * bool(len(data.heldout)),
         f"{trainer.max_rounds} rounds"

@@ -17,6 +17,19 @@ Asked = bool | Literal["warn"] | None
 VALUES_AT_ONCE = 2**16
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name of a device, such as ``cpu`` or ``NVIDIA H100``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def tf32_used(device: torch.device, dtype: torch.dtype) -> str:
+    """Return a note if a GPU rounds float32 to TF32, which has 10 bits, in some operations; else an empty text."""
+    # torch 2.8 lacks fp32_precision; the older flags, which it has, raise errors where a user has set this one.
+    used = {"matmuls": torch.backends.cuda.matmul, "convolutions": getattr(torch.backends.cudnn, "conv", None)}
+    where = " and ".join(name for name, of in used.items() if getattr(of, "fp32_precision", "") == "tf32")
+    return f" (TF32 in {where})" if where and device.type == "cuda" and dtype == torch.float32 else ""
+
+
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the CPU to ``device``, without waiting for the device except on MPS."""
     return values if values.device == device else values.to(device, non_blocking=device.type != "mps")

@@ -233,7 +233,7 @@ def repeat_blocks(
         yield Code(command)
     found = [
         {"algorithm": algorithm, "variant": variant, "seed": str(seed), **values.get((variant, algorithm, seed), {}),
-         **run.hashes, "made by": run.versions.get(PROG, NOT_RECORDED),
+         **run.hashes, "made by": run.versions.get(PROG, NOT_RECORDED), **run.machine,
          "folder": run.folder.relative_to(folder).as_posix()}
         for (variant, algorithm, seed), run in records.items()
     ]  # fmt: skip

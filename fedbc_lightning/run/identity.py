@@ -113,9 +113,9 @@ class Identity:
         is_known = name.startswith(("model.", "optimizer")) or (name in saved.settings and name in self.settings)
         return not is_known or saved.settings.get(name) == self.settings.get(name)
 
-    def write(self, folder: Path, jobs: Collection[str]) -> None:
-        """Write ``run.json`` into a run folder, with the names of who started its processes."""
-        content = {"hash": self.hash, "job": " ".join(sorted(jobs)) or None, **asdict(self)}
+    def write(self, folder: Path, jobs: Collection[str], device: str) -> None:
+        """Write ``run.json`` into a run folder, with the names of who started its processes, and of their device."""
+        content = {"hash": self.hash, "job": " ".join(sorted(jobs)) or None, "device": device, **asdict(self)}
         files.write(folder / files.IDENTITY, json.dumps(content, indent=1) + "\n")
 
 
@@ -129,12 +129,9 @@ def read(folder: Path) -> tuple[Identity, list[str]] | None:
 
 
 def identify(
-    model: LightningModule,
-    datamodule: FederatedDataModule,
-    algorithm: FederatedAlgorithm,
-    settings: RunSettings,
+    model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, settings: RunSettings,
     seed: int,
-) -> Identity:
+) -> Identity:  # fmt: skip
     """Return the identity of what the user asks for, once the data are set up.
 
     Args:

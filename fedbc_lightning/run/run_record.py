@@ -107,7 +107,7 @@ class RunRecord:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` says of settings, code and data."""
-        return read_mapping(self.folder / IDENTITY, get_type_hints(Identity))
+        return read_mapping(self.folder / IDENTITY, get_type_hints(Identity) | {"device": str})
 
     @property
     def missing(self) -> list[str]:
@@ -122,6 +122,12 @@ class RunRecord:
         """The program's version and the hash of its code, which ``config.yaml`` names in its first lines."""
         comments = [line[1:].split() for line in self.config_text.splitlines()[:2] if line.startswith("#")]
         return {words[0]: " ".join(words[1:]) for words in comments if len(words) > 1}
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """The version of torch when the run began, and the device on which it was last done."""
+        versions = self.identity.get("versions") or {}
+        return {"torch": versions.get("torch", NOT_RECORDED), "device": self.identity.get("device", NOT_RECORDED)}
 
     @property
     def hashes(self) -> dict[str, str]:

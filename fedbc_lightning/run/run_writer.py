@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 
+from fedbc_lightning.core.devices import device_name
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.files import told
 from fedbc_lightning.core.lightning_names import both
@@ -71,7 +72,9 @@ class Recorder:
             slurm.begun.add(self.folder)
             with self.disk_told():
                 known, before = read(self.folder) or (run.identity, [])
-                (run.identity if run.identity.changes else known).write(self.folder, {*before, *jobs})
+                (run.identity if run.identity.changes else known).write(
+                    self.folder, {*before, *jobs}, device_name(run.fabric.device)
+                )
         if resumed is None and self._is_writer:
             with self.disk_told():
                 self._describe_run()

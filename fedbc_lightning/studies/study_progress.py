@@ -29,13 +29,12 @@ class StudyProgress:
     def __init__(self, title: str, console: Console, states: Sequence[State]) -> None:
         self._title, self._console, self._states = title, console, states
         self._notebook = NotebookOutput() if console.is_jupyter else None
-        # Rich estimates the time left from the last 30 seconds by default, and single rounds may take longer.
-        self._bar = Progress(BarColumn(30), TextColumn("{task.description}", markup=False), console=console,
-                             transient=True, speed_estimate_period=1e9)  # fmt: skip
-        # Rounds that were done before this session do not count as its pace: the bar begins with them.
+        columns = BarColumn(30), TextColumn("{task.description}", markup=False)
+        self._bar = Progress(*columns, console=console, transient=True)
         self._bar.add_task(title, total=len(states), completed=self._done)  # type: ignore[arg-type]
         self._open = [state for state in states if state.is_open]
         self._last_line = time.perf_counter()
+        self._began: tuple[float, float] | None = None
 
     def __enter__(self) -> StudyProgress:
         count = len(self._states)
@@ -53,6 +52,9 @@ class StudyProgress:
         """Update the view from the states of the runs, and print which have ended."""
         task = self._bar.tasks[0]
         self._bar.update(task.id, completed=self._done)
+        # The pace counts what each run takes to set up, but neither earlier sessions nor the start of the workers.
+        if self._began is None and any(state.status == "running" for state in self._states):
+            self._began = self._bar.get_time(), self._done
         lines = [f"{state.run.title} {f'round {state.round}/{state.max_rounds}' if state.max_rounds else 'starting'}"
                  for state in self._states if state.status == "running"]  # fmt: skip
         if self._notebook is not None:
@@ -77,9 +79,11 @@ class StudyProgress:
     def _summary(self) -> str:
         counts, bar = [state.status for state in self._states], self._bar.tasks[0]
         failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
-        left = f", about {duration(bar.time_remaining)} left" if bar.time_remaining else ""
-        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
-        return f"{done}, {duration(bar.elapsed or 0.0)}{left}"
+        (since, before), done = self._began or (0.0, math.inf), self._done
+        seconds = (self._bar.get_time() - since) * (len(counts) - done) / (done - before) if done > before else 0.0
+        left = f", about {duration(seconds)} left" if seconds else ""
+        ended = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
+        return f"{ended}, {duration(bar.elapsed or 0.0)}{left}"
 
     def _say(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -50,7 +50,7 @@ def test_a_run_has_one_output_and_a_result(tmp_path, monkeypatch):
     for cell, processes in ((cells[1], ""), (cells[2], " on 2 processes")):
         shown, result = (out for out in cell.outputs if out.output_type != "stream")
         first, last = shown.data["text/plain"].splitlines()
-        assert first == f"FedBC · Net (650 parameters) · 10 clients, 5 per round · 3 rounds{processes}"
+        assert first == f"FedBC · Net (650 parameters) · 32-true on cpu · 10 clients, 5 per round · 3 rounds{processes}"
         assert re.match(r"3 rounds in .* · run folder runs/default/FedBC-\d.* · .*accuracy/global 0\.\d{4}  ", last)
         assert "<progress" not in shown.data["text/html"]
         assert result.output_type == "execute_result"

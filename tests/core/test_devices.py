@@ -9,6 +9,7 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from torch import Tensor
 
 from fedbc_lightning import FedAvg
+from fedbc_lightning.core.devices import tf32_used
 
 
 def settings() -> tuple[bool, bool, bool, bool]:
@@ -53,3 +54,12 @@ def test_how_torch_is_set(tmp_path, monkeypatch, before, asked, inside):
     assert model.seen == {tuple(was if now is ... else now for was, now in zip(before, inside, strict=True))}
     assert settings() == before
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == bool(asked)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch below 2.9 does not tell")
+def test_tf32_is_said_of_float32_on_gpus():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    found = [tf32_used(torch.device(*of), torch.float32) for of in (("cuda", 0), ("cpu",))]
+    torch.set_float32_matmul_precision(before)
+    assert found == [" (TF32 in matmuls and convolutions)", ""]

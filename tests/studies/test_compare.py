@@ -94,6 +94,25 @@ def test_what_is_seen_of_runs_at_work(monkeypatch, is_terminal):
         assert "runs: 0 of 6 runs, 10 s, about 7 min 20 s left; E=1 / FedAvg" in said  # 5.5 runs, an eighth in 10 s
 
 
+def test_the_time_left_is_right_from_the_second_run_on(monkeypatch):
+    """A worker starts for 30 s; a run is set up in 4 s and has 8 rounds of 2 s."""
+    study, out, now = Study(**{**TINY, "name": "study"}), io.StringIO(), [0.0]
+    states = [State(study.run(variant, method, 0)) for variant in study.variants for method in study.methods]
+    console = Console(file=out, width=120, color_system=None)
+    monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
+    console.get_time = lambda: now[0]
+    with StudyProgress("runs", console, states) as progress:
+        for second in (0.0, *np.arange(30.0, 51.0), 59.0):
+            now[0] = second
+            for k, state in enumerate(states):
+                since = second - 30 - 20 * k
+                state.round, state.max_rounds = int(np.clip((since - 4) // 2, 0, 8)), 8
+                state.status = "waiting" if since < 0 else "running" if since < 20 else "finished"
+            progress.show()
+    lines = out.getvalue().splitlines()
+    assert next(line for line in lines if "1 of 6" in line).startswith("runs: 1 of 6 runs, 50 s, about 1 min 40 s left")
+
+
 def results(folder):
     return pd.read_csv(folder / "results.csv")
 
