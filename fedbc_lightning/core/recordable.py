@@ -1,4 +1,4 @@
-"""The promise that a step is a function of weights and batch, which lets the engine record and replay it."""
+"""The promise that a step is a function of weights and batch, so that it may be recorded, and need not be repeated."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ PROMISE = "__fedbc_recordable__"
 
 
 def recordable(function: Function) -> Function:
-    """Promise that a module's ``training_step`` is a function of weights and batch, as a decorator.
+    """Promise that a module's step is a function of weights and batch, as a decorator.
 
     Its loss and what it logs then depend on the parameters, the batch and settings that stay the same within a round,
-    and it changes nothing. Such steps are recorded and replayed, see ``record_steps`` of
-    :class:`~fedbc_lightning.FederatedTrainer`.
+    and it changes nothing. A ``training_step`` is recorded and replayed, see ``record_steps`` of
+    :class:`~fedbc_lightning.FederatedTrainer`. By a ``validation_step`` or ``test_step`` the models of clients that have
+    not trained since are not evaluated again, unless a hook of yours could have changed such a setting; one in 64 is
+    evaluated all the same, and compared.
 
     A subclass that overrides ``__init__`` (its layers may keep state), ``training_step`` or another method of the
     class, apart from Lightning's hooks, gives the promise anew: ``training_step = recordable(Base.training_step)``.
 
     Args:
-        function: The ``training_step``, which is returned as it is.
+        function: The step, which is returned as it is.
 
     Example:
         >>> class Model(LightningModule):

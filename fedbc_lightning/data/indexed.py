@@ -90,13 +90,9 @@ class IndexedDataModule(FederatedDataModule):
     splits: dict[str, Partition]
 
     def __init__(
-        self,
-        partitioner: Partitioner | None,
-        *,
-        test_fraction: Annotated[float, above(0), below(1)] | None = 0.2,
-        split_order: SplitOrder = "shuffled",
-        **kwargs: Any,
-    ) -> None:
+        self, partitioner: Partitioner | None, *, test_fraction: Annotated[float, above(0), below(1)] | None = 0.2,
+        split_order: SplitOrder = "shuffled", **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_arguments(IndexedDataModule, {"test_fraction": test_fraction, "split_order": split_order}, "data")
         self.partitioner: Partitioner = partitioner or Natural()

@@ -7,12 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities import rank_zero_warn
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.recorded.step_recorder import COMPARE_EVERY, has_torch_hooks
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Results, SingleModels, Task
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
@@ -46,14 +50,9 @@ class Evaluator(SingleModels):
     """
 
     def __init__(
-        self,
-        fabric: Fabric,
-        find_engine: Callable[[], BaseEngine],
-        datamodule: FederatedDataModule,
-        eval_clients: int | float | str | None,
-        finetune_steps: int,
-        seed: int,
-    ) -> None:
+        self, fabric: Fabric, find_engine: Callable[[], BaseEngine], datamodule: FederatedDataModule,
+        eval_clients: int | float | str | None, finetune_steps: int, seed: int,
+    ) -> None:  # fmt: skip
         super().__init__(fabric, find_engine, datamodule, seed)
         trained, heldout = datamodule.training_clients, datamodule.heldout
         self.client_ids = trained[draw_clients(len(trained), eval_clients, seed)].tolist()
@@ -65,6 +64,8 @@ class Evaluator(SingleModels):
                 "data.heldout_clients, e.g. 0.2, or leave the steps out."
             )
         self.finetune_steps = finetune_steps
+        self._reuses, self._num_reused = True, 0
+        self._known: dict[tuple, dict[str, float]] = {}  # by split, task and stamps; only the last ones come again
         self.elsewhere: Callable[[list[int], list[int], Models, int], dict[str, Results]] | None = None
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
@@ -124,14 +125,49 @@ class Evaluator(SingleModels):
     def _measure(self, what: Measurement, clients: Collection[int] | None) -> Results:
         """Do a measurement of these clients on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
-        tasks = [task for task in tasks if clients is None or task[1] in clients]
-        if mapped is None:
-            results = self.one_by_one(self.share(tasks), what)
+        if clients is not None:
+            tasks = [task for task in tasks if task[1] in clients]
+        if mapped is not None:
+            found = self.merge(ClientsTogether(self, mapped, what).evaluate(tasks))
         else:
-            results = ClientsTogether(self, mapped, what).evaluate(tasks)
+            found = self._measure_what_changed(what, tasks)
         self.engine.bench.user.best_metrics.join(self.fabric)
-        merged = self.merge(results)
-        return {task: merged[task] for task in tasks if task in merged}
+        return {task: found[task] for task in tasks if task in found}
+
+    def _measure_what_changed(self, what: Measurement, tasks: Sequence[Task]) -> Results:
+        """Do tasks on all ranks, but for own models that have not changed, whose values are known."""
+        keys = self._keys(what, tasks)
+        known = {task: self._known[keys[task]] for task in keys if keys[task] in self._known}
+        again = [task for k, task in enumerate(known, self._num_reused) if k % COMPARE_EVERY == 0]
+        self._num_reused += len(known)
+        todo = [task for task in tasks if task not in known or task in again]
+        found = self.merge(self.one_by_one(self.share(todo), what))
+        if any(repr(found[task]) != repr(known[task]) for task in again):
+            rank_zero_warn(
+                f"{type(self.engine.bench.user.module).__name__}.{what.stage}_step is no function of weights and "
+                "batch, as fedbc_lightning.recordable promises: it gave other numbers for the same ones. The models of "
+                "clients that had not trained may have older numbers in evaluation.csv; from here on all are evaluated."
+            )
+            self._reuses = False
+            found |= self.merge(self.one_by_one(self.share([task for task in known if task not in again]), what))
+        self._known = {k: values for k, values in self._known.items() if k[0] != what.split}
+        found = known | found
+        self._known |= {keys[task]: found[task] for task in keys}
+        return found
+
+    def _keys(self, what: Measurement, tasks: Sequence[Task]) -> dict[Task, tuple]:
+        """Return what the values of own models depend on, if all of that is known."""
+        bench, stamps, own = self.engine.bench, what.models.stamps, [task for task in tasks if task[0] == "local"]
+        user = bench.user
+        has_promised = self._reuses and is_promised(user.module, f"{what.stage}_step")
+        # Hooks may change between rounds what the step reads beside weights and batch.
+        is_alone = not (bench.has_hooks or user.has_transfer_hooks or user.metrics or has_torch_hooks(user.module))
+        if not (own and stamps and has_promised and is_alone) or what.models.fine_tuning is not None:
+            return {}
+        loaders = self.loaders(what.split, [client for _, client in own])
+        sets: list[Any] = loaders.datasets if loaders is not None and loaders.gathers else []
+        is_plain = all(data.transform is None or is_ours(data.transform) for data in sets)
+        return {task: (what.split, task, stamps(task[1])) for task in own} if sets and is_plain else {}
 
     def _measure_fine_tuned(self, wanted: Sequence[Measurement], clients: Collection[int] | None) -> dict[str, Results]:
         """Train a copy of z on each held-out client by the user's optimizer, and evaluate it there, on all ranks.

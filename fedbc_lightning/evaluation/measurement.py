@@ -54,6 +54,8 @@ class Models:
         fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
         kept: The kept parameters ``(p,)`` of a client that has not trained yet; None where p = 0. Where clients keep
             some, no model is everyone's, so z is not evaluated.
+        stamps: Function from a client to objects that are other ones after its own model has changed; None where there
+            is none.
     """
 
     z: Tensor
@@ -62,6 +64,7 @@ class Models:
     local_weights: Callable[[Sequence[int]], Tensor] | None = None
     fine_tuning: FineTuning | None = None
     kept: Tensor | None = None
+    stamps: Callable[[int], tuple] | None = None
 
 
 @dataclass(frozen=True)

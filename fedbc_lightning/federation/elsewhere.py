@@ -174,7 +174,7 @@ def evaluate(federation: Federation, evaluator: Evaluator, start: RoundStart, do
     best = federation.user.best_metrics
     best.values = down.best_metrics
     z, counters, *own = (start.server[name].to(federation.user.device) for name in EVALUATED)
-    models = replace(federation.models_beside(*own), z=z, counters=counters)
+    models = replace(federation.models_beside(*own), z=z, counters=counters, stamps=None)
     results = evaluator.measure(("test", "val"), models, start.round, down.clients)
     staged, best.staged = best.staged, {}
     return Measured(start.form, start.round, down.clients, results, staged)

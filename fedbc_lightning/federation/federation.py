@@ -465,4 +465,5 @@ class Federation:
         """Return a global model (d + b,) and its integer buffers, and the clients' own models, as staged."""
         local = self.local_models.staged(z, counters, self.clients)
         weights = self.local_models.staged_weights(self.clients)
-        return Models(z, counters, local, weights, self.algorithm.fine_tuning, self.server.kept)
+        stamps = self.local_models.stamps(self.clients)
+        return Models(z, counters, local, weights, self.algorithm.fine_tuning, self.server.kept, stamps)

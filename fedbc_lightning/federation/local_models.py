@@ -142,12 +142,24 @@ class LocalModels:
 
         return local_model
 
-    def staged_weights(self, clients: ClientStore) -> Callable[[Sequence[int]], Tensor] | None:
-        """Return a function from K clients to the weights (K, d + p) of the models that :meth:`staged` gives.
+    @property
+    def _are_rows(self) -> bool:
+        """Whether the models are rows that are kept; else there are none, or the method makes them of other things."""
+        return self._keeps_last or (self._algorithm.has_local_model and not self._makes_models)
 
-        It is None where these are not rows that are kept: there are none, or the method makes them of other things.
+    def stamps(self, clients: ClientStore) -> Callable[[int], tuple] | None:
+        """Return a function from a client to objects that are other ones after its own model was staged.
+
+        It is None where a model depends on more than what was staged for its client.
         """
-        if not self._keeps_last and (self._makes_models or not self._algorithm.has_local_model):
+        if not self._are_rows or (self._layout.num_counters and not self._has_local_buffers):
+            return None
+        names = [name for name in (LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS, KEPT) if name in clients.names]
+        return lambda client: tuple(clients.stamp(name, client) for name in names)
+
+    def staged_weights(self, clients: ClientStore) -> Callable[[Sequence[int]], Tensor] | None:
+        """Return a function from K clients to the weights (K, d + p) of :meth:`staged` models; None if not rows."""
+        if not self._are_rows:
             return None
 
         def weights(of: Sequence[int]) -> Tensor:

@@ -23,10 +23,15 @@ class RowStorage:
     Args:
         starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
         dtypes: Name -> dtype in which rows are kept, where it is not that of the start row.
+
+    Attributes:
+        starts: The argument of this name.
+        stamps: Name -> client -> object that is replaced by another one whenever the client's row is staged.
     """
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype] | None = None) -> None:
         self.starts = starts
+        self.stamps: dict[str, dict[int, object]] = {name: {} for name in starts}
         self._dtypes = {name: row.dtype for name, row in starts.items()} | (dtypes or {})
         self._staged: dict[str, dict[int, Any]] = {}
         self.rollback()
@@ -48,6 +53,7 @@ class RowStorage:
         # One copy for the cohort; the rows are views of it, until a commit copies them to their places.
         copied = rows.detach().to("cpu", self._dtypes[name], copy=True)
         self._staged[name].update(zip(clients, copied, strict=True))
+        self.stamps[name].update(dict.fromkeys(clients, object()))
 
     def export_staged(self) -> dict[str, Any]:
         """Return what another rank needs in order to stage the rows that were staged on this rank."""
@@ -57,6 +63,7 @@ class RowStorage:
         """Stage the rows that another rank exported."""
         for name, rows in staged.items():
             self._staged[name] |= rows
+            self.stamps[name].update(dict.fromkeys(rows, object()))
 
     def commit(self) -> None:
         """Make the staged rows the current ones; the containers that hold those before are replaced, not written."""

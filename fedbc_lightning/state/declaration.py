@@ -357,6 +357,10 @@ class ClientStore:
         """Return a copy of one client's row, (d,), or (d + b,) for a model: committed, or as the next round sees it."""
         return self._storage[name].read(name, client, staged=staged)
 
+    def stamp(self, name: str, client: int) -> object:
+        """Return an object that is another one after a vector of the client's was staged."""
+        return self._storage[name].stamps[name].get(client, self)
+
     def start(self, name: str) -> Tensor:
         """Return the row of a client that never trained."""
         return self._storage[name].starts[name]

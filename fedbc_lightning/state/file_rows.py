@@ -250,6 +250,7 @@ class FileRows(RowStorage):
             slot = self._free_slot(name, client)
             self._file.write(name, slot, client, row)
             self._staged[name][client] = slot, checksum(row)
+        self.stamps[name].update(dict.fromkeys(clients, object()))
 
     def export_staged(self) -> dict[str, Any]:
         """Return the indices of the clients whose rows this rank wrote, with the rows' checksums."""
@@ -264,6 +265,7 @@ class FileRows(RowStorage):
             self._file.reopen()
         for name, clients in staged.items():
             self._staged[name] |= {client: (self._free_slot(name, client), value) for client, value in clients}
+            self.stamps[name].update(dict.fromkeys(dict(clients), object()))
 
     def commit(self) -> None:
         """Make the staged rows the current ones: their slots become the live ones."""

@@ -41,21 +41,17 @@ def complete(scripts, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["f"], {"fit"}),
-        (["fit", "--trainer.max_ro"], {"--trainer.max_rounds"}),
-        (["fit", "--trainer.engine", "s"], {"sequential"}),
-        (["fit", "--config", "dig"], {"digits.yaml"}),
+        (["f"], {"fit"}), (["fit", "--trainer.max_ro"], {"--trainer.max_rounds"}),
+        (["fit", "--trainer.engine", "s"], {"sequential"}), (["fit", "--config", "dig"], {"digits.yaml"}),
         (["fit", "--config", "mi"], {"mine.yaml"}),
         (["compare", "--config", "studies/fedbc_t"], {"studies/fedbc_table1.yaml"}),
         (["fit", "--config", "digits.yaml", "--algorithm", "SCAF"], {"SCAFFOLD"}),
-        (["fit", "--algorithm.dual_l"], {"--algorithm.dual_lr"}),
-        (["fit", "--data", "Dig"], {"DigitsDataModule"}),
-        (["fit", "--ckpt_path", ""], {"runs", "mine.yaml"}),
-        (["report", "runs/digits/"], {"runs/digits/FedBC-0"}),
+        (["fit", "--algorithm.dual_l"], {"--algorithm.dual_lr"}), (["fit", "--data", "Dig"], {"DigitsDataModule"}),
+        (["fit", "--ckpt_path", ""], {"runs", "mine.yaml"}), (["report", "runs/digits/"], {"runs/digits/FedBC-0"}),
         (["reproduce", "table1"], {"table1"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+)  # fmt: skip
 def test_bash_offers_what_can_follow(complete, words, expected):
     assert expected == {word for word in complete(*words) if not word.startswith("--algorithm.dual_lr_")}
 

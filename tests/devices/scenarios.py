@@ -146,14 +146,9 @@ SCENARIOS: dict[str, Callable[[Path], Results]] = {
     "images, kept on the device": partial(images, keep_on_device=True, engine="vectorized"),
     "images, moved": partial(images, keep_on_device=False, engine="sequential"),
     **{f"recorded, {engine}": partial(recorded, engine=engine) for engine in ("sequential", "vectorized")},
-    "bf16-mixed": mixed,
-    "convolutions": convolutions,
-    "buffers": buffers,
-    "evaluation": evaluation,
-    "resumed": resumed,
-    "planned": planned,
-    "refused": refused,
-}
+    "bf16-mixed": mixed, "convolutions": convolutions, "buffers": buffers, "evaluation": evaluation, "resumed": resumed,
+    "planned": planned, "refused": refused,
+}  # fmt: skip
 
 
 NUM_CLIENTS = 12

@@ -162,18 +162,12 @@ def compare(root, model=Model, data=Data, algorithm=FedBC, **options):
 @pytest.mark.parametrize(
     ("model", "algorithm", "data"),
     [
-        (Model, FedBC, OfOneTensor),
-        (Model, FedAvg, Data),
-        (LogsMore, FedBC, Data),
-        (LogsMore, FedBC, OfOneTensor),
-        (Abstract, FedBC, Data),
-        (Writing, FedBC, Data),
-        (LogsNothing, FedBC, Data),
-        (LogsNumbersAlone, FedBC, Data),
+        (Model, FedBC, OfOneTensor), (Model, FedAvg, Data), (LogsMore, FedBC, Data), (LogsMore, FedBC, OfOneTensor),
+        (Abstract, FedBC, Data), (Writing, FedBC, Data), (LogsNothing, FedBC, Data), (LogsNumbersAlone, FedBC, Data),
         (lambda: LogisticRegression(10, 3), FedBC, Data),
         (lambda: MLP(num_features=10, num_classes=3, dropout=0.0), FedBC, OfOneTensor),
     ],
-)
+)  # fmt: skip
 def test_the_numbers_of_one_after_another(tmp_path, said, model, algorithm, data):
     assert compare(tmp_path, model, data, algorithm)[0] == NUM_ALONE
     assert not said()

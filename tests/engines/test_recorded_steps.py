@@ -159,22 +159,14 @@ def compare(root, monkeypatch, model, *arguments, **options):
     [
         (lambda: LogsTheMost("adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
         (lambda: LogsTheMost("groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
-        (LogsTheMost, {"local_epochs": None, "local_steps": 23, "max_rounds": 3}),
-        (Inplace, {}),
-        (Dropping, {}),
-        (Tied, {}),
-        (Recurrent, {"eval_every_n_rounds": 1}),
-        (TwoNames, {}),
-        (Prior, {}),
-        (Masked, {"precision": "64-true"}),
-        (Logged, {}),
+        (LogsTheMost, {"local_epochs": None, "local_steps": 23, "max_rounds": 3}), (Inplace, {}), (Dropping, {}),
+        (Tied, {}), (Recurrent, {"eval_every_n_rounds": 1}), (TwoNames, {}), (Prior, {}),
+        (Masked, {"precision": "64-true"}), (Logged, {}),
         (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "max_rounds": 1}),
-        (Evaluated, {"eval_every_n_rounds": 1}),
-        (Smooth, {"engine": "vectorized"}),
-        (TwoNames, {"engine": "vectorized", "eval_every_n_rounds": 1}),
-        (Dropping, {"engine": "vectorized"}),
+        (Evaluated, {"eval_every_n_rounds": 1}), (Smooth, {"engine": "vectorized"}),
+        (TwoNames, {"engine": "vectorized", "eval_every_n_rounds": 1}), (Dropping, {"engine": "vectorized"}),
     ],
-)
+)  # fmt: skip
 def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
     compare(tmp_path, monkeypatch, model, **options)
     if model is not Recurrent:  # not every torch can replay an LSTM
@@ -226,19 +218,12 @@ class Skipping(Smooth):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Branching, "looks at values"),
-        (Reading, "looks at values"),
-        (Masking, "depends on values"),
-        (Weighted, "batch_size that is a tensor"),
-        (Measuring, "updates a torchmetrics Metric"),
-        (Centering, "makes the buffer 'center'"),
-        (Hooked, "hooks"),
-        (BoringModel, "buffers"),
-        (Skipping, "no loss"),
-        (Listed, "outside of its own modules"),
-        (Writing, "writes into"),
+        (Branching, "looks at values"), (Reading, "looks at values"), (Masking, "depends on values"),
+        (Weighted, "batch_size that is a tensor"), (Measuring, "updates a torchmetrics Metric"),
+        (Centering, "makes the buffer 'center'"), (Hooked, "hooks"), (BoringModel, "buffers"), (Skipping, "no loss"),
+        (Listed, "outside of its own modules"), (Writing, "writes into"),
     ],
-)
+)  # fmt: skip
 def test_what_torch_cannot_record_runs_as_written(tmp_path, monkeypatch, recordings, caplog, model, reason):
     caplog.set_level("INFO")
     compare(tmp_path, monkeypatch, model)

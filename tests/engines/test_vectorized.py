@@ -85,22 +85,15 @@ def compare(root, tolerance=1e-12, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"model": Smooth, "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
+        {}, {"model": Smooth, "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
         {"model": lambda: Smooth("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"model": lambda: Smooth("groups"), "algorithm": SCAFFOLD},
-        {"model": lambda: Smooth("adagrad")},
-        {"model": lambda: Smooth("maximize")},
-        {"model": lambda: Smooth("sgd"), "local_epochs": None, "local_steps": 7},
-        {"data": lambda: BoringData(drop_last=True)},
-        {"data": ItemData},
-        {"stragglers": Stragglers(0.5, 0.0)},
-        {"buffers": "local"},
-        {"model": Recurrent, "eval_every_n_rounds": 1},
-        {"data": MixedData},
+        {"model": lambda: Smooth("groups"), "algorithm": SCAFFOLD}, {"model": lambda: Smooth("adagrad")},
+        {"model": lambda: Smooth("maximize")}, {"model": lambda: Smooth("sgd"), "local_epochs": None, "local_steps": 7},
+        {"data": lambda: BoringData(drop_last=True)}, {"data": ItemData}, {"stragglers": Stragglers(0.5, 0.0)},
+        {"buffers": "local"}, {"model": Recurrent, "eval_every_n_rounds": 1}, {"data": MixedData},
         {"model": LogsTheTail, "data": Unequal, "clients_per_round": 6},
     ],
-)
+)  # fmt: skip
 def test_the_sequential_engines_numbers(tmp_path, options):
     compare(tmp_path, **options)
 
@@ -352,14 +345,10 @@ def as_dict(items):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"callbacks": [Watcher()]}, "the hook on_train_batch_end"),
-        ({"model": Scheduled}, "learning-rate schedulers"),
-        ({"model": Lbfgs}, "the optimizer LBFGS"),
-        ({"model": Asking}, "reads self.trainer"),
-        ({"model": BoringModel}, "the buffer"),
-        ({"model": Stepping}, "own optimizer_step"),
-        ({"model": Measuring}, "torchmetrics Metric"),
-        ({"model": Centering}, "it makes the buffer 'center'"),
+        ({"callbacks": [Watcher()]}, "the hook on_train_batch_end"), ({"model": Scheduled}, "learning-rate schedulers"),
+        ({"model": Lbfgs}, "the optimizer LBFGS"), ({"model": Asking}, "reads self.trainer"),
+        ({"model": BoringModel}, "the buffer"), ({"model": Stepping}, "own optimizer_step"),
+        ({"model": Measuring}, "torchmetrics Metric"), ({"model": Centering}, "it makes the buffer 'center'"),
         ({"model": lambda: Centering(is_placed=True)}, "it makes the buffer 'center'"),
         ({"model": LogsTheMost}, "self.log\\('train_most'\\)"),
         ({"model": Unused}, "'left.(weight|bias)' has no gradient"),
@@ -367,14 +356,12 @@ def as_dict(items):
         ({"model": Silent}, "training_step returns no loss"),
         ({"model": ClampedGradients}, "hooks on its layers or parameters"),
         ({"model": ClampedLate}, "hooks on its layers or parameters"),
-        ({"model": Projected}, "hooks on the steps of its optimizer"),
-        ({"model": CountsTheTail}, "another batch_idx"),
-        ({"model": Listed}, "has other gradients"),
-        ({"precision": "bf16-mixed"}, "precision other than"),
+        ({"model": Projected}, "hooks on the steps of its optimizer"), ({"model": CountsTheTail}, "another batch_idx"),
+        ({"model": Listed}, "has other gradients"), ({"precision": "bf16-mixed"}, "precision other than"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
         ({"data": lambda: BoringData(collate_fn=as_dict)}, "stacks the tensors of batches"),
     ],
-)
+)  # fmt: skip
 def test_refusals_name_the_sequential_engine(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{message}.*use engine: sequential"):
         fit(tmp_path, "vectorized", **options)

@@ -17,21 +17,12 @@ from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 OVERRIDES = {
-    "trainer.max_rounds": 70,
-    "trainer.accelerator": "cpu",
-    "trainer.eval_every_n_rounds": 1000000,
-    "trainer.precision": "64-true",
-    "trainer.callbacks": "fedbc_lightning.papers.l2gd_problem.MixtureError",
-    "trainer.logger": False,
-    "data.path": "rows",
-    "data.num_features": 6,
-    "data.test_fraction": None,
-    "data.batch_size": 1,
-    "data.row_norm": 1.897,
-    "model.num_features": 6,
-    "model.weight_decay": 0.1,
+    "trainer.max_rounds": 70, "trainer.accelerator": "cpu", "trainer.eval_every_n_rounds": 1000000,
+    "trainer.precision": "64-true", "trainer.callbacks": "fedbc_lightning.papers.l2gd_problem.MixtureError",
+    "trainer.logger": False, "data.path": "rows", "data.num_features": 6, "data.test_fraction": None,
+    "data.batch_size": 1, "data.row_norm": 1.897, "model.num_features": 6, "model.weight_decay": 0.1,
     "algorithm.penalty": 0.1,
-}
+}  # fmt: skip
 SPLITS = {
     "homogeneous": {"data.partitioner": "IID", "data.partitioner.num_clients": 3},
     "heterogeneous": {"data.partitioner.num_clients": 3},

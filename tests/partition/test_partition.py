@@ -27,27 +27,13 @@ from fedbc_lightning.partition import (
 
 CIFAR10 = np.arange(60_000) % 10
 PARTITIONERS = [
-    IID(7),
-    PowerLaw(7, 1, 1.3),
-    PowerLaw(7, 2, 1.0),
-    PowerLaw(3, 4, 3.0),
-    Dirichlet(7, 0.1, min_samples=1),
-    InnerDirichlet(9, 0.05),
-    InnerDirichlet(9, 10.0, size_spread=1.0),
-    InnerDirichlet(3, 0.5, sizes=[1, 233, 1000]),
-    Shards(10),
-    Shards(11, shards_per_client=1),
-    ClassesPerClient(10, 2),
-    ClassesPerClient(3, 5),
-    ClassesPerClient(5, 1),
-    ClassesPerClient(40, 3, size_spread=2.0),
-    LogNormalSizes(30, 2.0),
-    LogNormalSizes(30, 0.0, min_samples=41),
-    LinearSizes(30),
-    ExponentialSizes(30, 2.0),
-    ExponentialSizes(8, 1.0),
+    IID(7), PowerLaw(7, 1, 1.3), PowerLaw(7, 2, 1.0), PowerLaw(3, 4, 3.0), Dirichlet(7, 0.1, min_samples=1),
+    InnerDirichlet(9, 0.05), InnerDirichlet(9, 10.0, size_spread=1.0), InnerDirichlet(3, 0.5, sizes=[1, 233, 1000]),
+    Shards(10), Shards(11, shards_per_client=1), ClassesPerClient(10, 2), ClassesPerClient(3, 5),
+    ClassesPerClient(5, 1), ClassesPerClient(40, 3, size_spread=2.0), LogNormalSizes(30, 2.0),
+    LogNormalSizes(30, 0.0, min_samples=41), LinearSizes(30), ExponentialSizes(30, 2.0), ExponentialSizes(8, 1.0),
     Natural(),
-]
+]  # fmt: skip
 
 
 def name_of(partitioner):
@@ -143,19 +129,12 @@ SAMPLES, CLIENTS = 60_000, 20_000
 @pytest.mark.parametrize(
     "partitioner",
     [
-        IID(CLIENTS),
-        PowerLaw(CLIENTS, 2, 1.0),
-        Dirichlet(CLIENTS, 100.0, 1),
-        InnerDirichlet(CLIENTS, 0.5, size_spread=0.5),
-        Shards(CLIENTS, 2),
-        ClassesPerClient(CLIENTS, 2, 1.0),
-        LogNormalSizes(CLIENTS, 1.0),
-        LinearSizes(CLIENTS),
-        ExponentialSizes(CLIENTS, 1.0001),
-        Natural(CLIENTS),
+        IID(CLIENTS), PowerLaw(CLIENTS, 2, 1.0), Dirichlet(CLIENTS, 100.0, 1),
+        InnerDirichlet(CLIENTS, 0.5, size_spread=0.5), Shards(CLIENTS, 2), ClassesPerClient(CLIENTS, 2, 1.0),
+        LogNormalSizes(CLIENTS, 1.0), LinearSizes(CLIENTS), ExponentialSizes(CLIENTS, 1.0001), Natural(CLIENTS),
     ],
     ids=name_of,
-)
+)  # fmt: skip
 def test_memory_is_proportional_to_the_data(partitioner):
     """At 20,000 clients: a few arrays of M + N numbers, no Python object per client, no table of N x classes."""
     values = np.random.default_rng(0).permutation(SAMPLES) % (CLIENTS if partitioner.needs_clients else 100)

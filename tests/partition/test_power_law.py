@@ -13,17 +13,10 @@ from fedbc_lightning.partition import PowerLaw, power_law_sizes
 CIFAR10 = np.arange(60_000) % 10
 MNIST = np.repeat(np.arange(10), [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958])
 TABLE_5 = [  # labels, exponent, smallest, largest client of 20
-    (CIFAR10, 1.1, 1047, 6433),
-    (CIFAR10, 1.2, 320, 10398),
-    (CIFAR10, 1.3, 94, 14032),
-    (CIFAR10, 1.4, 28, 17814),
-    (CIFAR10, 1.5, 9, 20067),
-    (MNIST, 1.1, 1222, 7486),
-    (MNIST, 1.2, 374, 12057),
-    (MNIST, 1.3, 110, 16444),
-    (MNIST, 1.4, 32, 21197),
-    (MNIST, 1.5, 10, 23410),
-]
+    (CIFAR10, 1.1, 1047, 6433), (CIFAR10, 1.2, 320, 10398), (CIFAR10, 1.3, 94, 14032), (CIFAR10, 1.4, 28, 17814),
+    (CIFAR10, 1.5, 9, 20067), (MNIST, 1.1, 1222, 7486), (MNIST, 1.2, 374, 12057), (MNIST, 1.3, 110, 16444),
+    (MNIST, 1.4, 32, 21197), (MNIST, 1.5, 10, 23410),
+]  # fmt: skip
 
 
 def classes_per_client(labels, parts):

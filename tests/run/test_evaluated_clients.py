@@ -6,15 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer
+from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
-from fedbc_lightning import FedBC
+from fedbc_lightning import FedBC, recordable
+from fedbc_lightning.algorithms import APFL, Ditto
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import is_of_clients
 from fedbc_lightning.evaluation import measurement
 from fedbc_lightning.module import collector
+from fedbc_lightning.state import client_rows
 
 
 def fit(root: Path, model=None, resume=None, **options):
@@ -126,3 +128,60 @@ def test_a_metric_of_some_clients_is_summarised_over_those_with_their_number(tmp
     assert last["rare/val_num_clients"] == len(groups[""]["rare/val_global"].dropna())
     if not heldout:
         assert (last["rare/num_clients"], last["rare/least_data"], last["rare/most_data"]) == (3, 4, 16)
+
+
+class Counted(Linear):
+    """Counts the evaluations by ``test_step``, which nobody promises to be a function of weights and batch."""
+
+    num_steps, changes = 0, False
+
+    def test_step(self, batch, batch_idx):
+        type(self).num_steps += 1
+        super().test_step(batch, batch_idx)
+        if self.changes:
+            self.log("test_count", float(self.num_steps))
+
+
+class Promised(Counted):
+    """The same step with the promise."""
+
+    @recordable
+    def test_step(self, batch, batch_idx):
+        super().test_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "method", "options", "is_reused"),
+    [
+        ("in memory", Promised, FedBC(dual_lr=0.01), {}, True),
+        ("in a file", Promised, FedBC(dual_lr=0.01), {}, True),
+        ("every second round", Promised, Ditto(), {"eval_every_n_rounds": 2}, True),
+        ("made of two vectors", Promised, APFL(), {}, False),
+        ("a hook", Promised, FedBC(dual_lr=0.01), {"callbacks": [EarlyStopping("loss/local", patience=99)]}, False),
+        ("a wrong promise", Promised, FedBC(dual_lr=0.01), {}, None),
+    ],
+)  # fmt: skip
+def test_a_promised_step_is_not_repeated_for_clients_that_did_not_train(
+    tmp_path, monkeypatch, recwarn, case, model, method, options, is_reused
+):
+    """One in 64 is repeated all the same, and compared; a step that gives other numbers is from then on."""
+    monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0 if case == "in a file" else client_rows.IN_MEMORY_BELOW)
+    monkeypatch.setattr(Counted, "changes", is_reused is None)
+    found = []
+    for kind in (Counted, model):
+        kind.num_steps = 0
+        trainer = make_trainer(tmp_path / kind.__name__, clients_per_round=2, max_rounds=6, **options)
+        trainer.fit(make_model(kind), BoringData(), method)
+        found.append((Path(trainer.log_dir, "evaluation.csv").read_text(), kind.num_steps))
+    (expected, num_all), (table, num_steps) = found
+    trained = pd.read_csv(Path(trainer.log_dir, "clients.csv")).groupby("round")["client"].agg(set)
+    every = options.get("eval_every_n_rounds", 1)
+    tested = {*np.flatnonzero(trainer.datamodule.num_samples("test")).tolist()}
+    since = [range(t - every + 1, t + 1) for t in range(every, 7, every)]
+    num_known = sum(len(tested.difference(*map(trained.get, rounds))) for rounds in since)
+    if is_reused is None:
+        assert "Promised.test_step is no function" in str(recwarn.pop(UserWarning).message)
+        assert num_steps == num_all
+        return
+    assert table == expected
+    assert num_steps == num_all - is_reused * (num_known - 1)
