@@ -165,7 +165,7 @@ class Evaluator(SingleModels):
         if not (own and stamps and has_promised and is_alone) or what.models.fine_tuning is not None:
             return {}
         loaders = self.loaders(what.split, [client for _, client in own])
-        sets: list[Any] = loaders.datasets if loaders is not None and loaders.gathers else []
+        sets: Any = loaders.datasets if loaders is not None and loaders.gathers else []
         is_plain = all(data.transform is None or is_ours(data.transform) for data in sets)
         return {task: (what.split, task, stamps(task[1])) for task in own} if sets and is_plain else {}
 
