@@ -180,7 +180,7 @@ class BaseEngine(ABC):
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
         bench, client, user = self.bench, cohort.ids[k], self.bench.user
         buffers, kept = (None if rows is None else rows[k] for rows in (cohort.start_buffers, cohort.start_kept))
-        bench.load(model, cohort.start_counters, buffers, kept=kept)
+        bench.load(model, cohort.start_counters[k], buffers, kept=kept)
         # Dropout is off, but the user's step may draw numbers: the loss of a model must not depend on who came before.
         seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
         user.shim.set(current_client=client)
@@ -231,7 +231,7 @@ class BaseEngine(ABC):
         sizes = self.datamodule.num_samples("train")[list(clients)].tolist()
         nothing = ClientStore(0, StateDeclaration(), Weights(model[:0], model[:0], counters[:0], model[:0]))
         cohort = Cohort(list(clients), list(range(len(clients))), sizes, nothing, self.bench.user.device)
-        cohort.start_counters = counters
+        cohort.start_counters = counters.expand(len(clients), -1)
         cohort.started.update(dict.fromkeys(clients, (None, None)))
         local = replace(self.bench.local, epochs=None, steps=num_steps, schedule_rounds=None)
         self.train(cohort, Training(model, local, purpose="held-out client", is_last=False))

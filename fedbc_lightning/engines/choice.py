@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 Kind = Literal["sequential", "vectorized"]
 
+# Where ``auto`` takes the vectorized engine, by kind of device: the smallest number of clients that a process trains in
+# a round, and the largest number of parameters. A kind that was not measured is not among them.
 # Measured on a CPU with one thread (benchmarks/engines.py): with 1,000 clients a round of one step each, the mapped
 # step of a logistic model (d = 610) is eight times as fast as recorded steps one by one; with ten clients of unequal
 # lengths (W1) it takes 1.6 times as long, and with ten MLPs (W2, d = 101,770) 1.2 times.
-# Smallest number of clients that a process trains in a round for ``auto`` to take the vectorized engine.
-MIN_CLIENTS = 50
-# Largest number of parameters for which ``auto`` takes the vectorized engine.
-MAX_PARAMETERS = 2_000
+PAYS = {"cpu": (50, 2_000)}
 
 
 def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngine:
@@ -53,15 +52,18 @@ def choose(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) ->
 
 def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) -> str | None:
     """Return the first reason against the vectorized engine, or None."""
-    num_parameters = len(bench.row)
+    num_parameters, kind = len(bench.row), bench.user.device.type
     if algorithm.trains_pooled:
         return "there is one model, trained on all data"
     if bench.local.record_steps is not True and not is_promised(bench.user.module):
         return "training_step is not promised to be a function of weights and batch (fedbc_lightning.recordable)"
-    if num_clients < MIN_CLIENTS or num_parameters > MAX_PARAMETERS:
+    if kind not in PAYS:
+        return f"where vectorized pays was measured on {', '.join(PAYS)} alone, not on {kind}; choose it by its name"
+    min_clients, max_parameters = PAYS[kind]
+    if num_clients < min_clients or num_parameters > max_parameters:
         return (
-            f"vectorized pays for small models on many clients (at most {MAX_PARAMETERS:,} parameters, at least "
-            f"{MIN_CLIENTS} clients per process and round), and here are {num_parameters:,} and {num_clients:,}"
+            f"on a {kind}, vectorized pays for small models on many clients (at most {max_parameters:,} parameters, at "
+            f"least {min_clients} clients per process and round), and here are {num_parameters:,} and {num_clients:,}"
         )
     try:
         # On a workbench that has kept nothing, and accepted by the method and its parts

@@ -104,7 +104,7 @@ class ClientRun(ABC):
         seed_globals(derive(bench.seed, asked.purpose, bench.round, client), self.user.device)
         buffers, kept = cohort.start_buffers, cohort.start_kept
         bench.load(
-            asked.start if asked.start.ndim == 1 else asked.start[k], cohort.start_counters,
+            asked.start if asked.start.ndim == 1 else asked.start[k], cohort.start_counters[k],
             None if buffers is None else buffers[k], kept=None if kept is None else kept[k],
         )  # fmt: skip
         self.loader = bench.train_loader(client)
@@ -268,7 +268,7 @@ class ClientRun(ABC):
         else:
             logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
         return LocalResult(
-            w[None], layout.read_buffers()[None], layout.read_counters(), [self.num_updates],
+            w[None], layout.read_buffers()[None], layout.read_counters()[None], [self.num_updates],
             [sum(losses) / len(losses) if losses else math.nan], self._step_size()[None],
             [self.before.plus(self.batches_passed, self.num_steps, self.num_batches)],
             [{"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}],
@@ -298,7 +298,7 @@ def _merged(results: Sequence[LocalResult]) -> LocalResult:
         return results[0]
     merged: dict[str, Any] = {name: [getattr(each, name) for each in results] for name in vars(results[0])}
     for name, column in merged.items():
-        if name == "counters" or column[0] is None:
+        if column[0] is None:
             merged[name] = column[-1]
         elif isinstance(column[0], list):
             merged[name] = [value for values in column for value in values]

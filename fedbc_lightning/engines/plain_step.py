@@ -85,7 +85,7 @@ class WrittenStep(StepWay):
                 raise MissingGradientError
         if is_compared:  # before schedulers log more, or read what was logged
             gradients: list[Any] = [parameter.grad for parameter in layout.parameters[: layout.num_grouped]]
-            recorder.compare(None if loss is None else StepOutput(gradients, run.losses[-1], []))
+            recorder.compare(None if loss is None else StepOutput(gradients, run.losses[-1], [], layout.buffers()))
         if loss is not None:
             run.num_gradients += 1
             run.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
@@ -100,7 +100,8 @@ class ReplayedStep(StepWay):
 
     def take(self, batches: Sequence[Any], start: int, batch_idx: int) -> int:
         """Replay steps, see the base class."""
-        run, parameters = self._run, self._layout.parameters
+        run, buffers = self._run, self._layout.buffers()
+        parameters = [*self._layout.parameters, *buffers]
         with torch.no_grad():
             recording = self._bench.recorder.ready("single", parameters, batches[start])
         if recording is None:
@@ -121,6 +122,8 @@ class ReplayedStep(StepWay):
                 results = recording.replay(*parameters, *batch)
                 run.replayed = results[:first]
                 foreach_copy(views, run.replayed)
+                if buffers:
+                    foreach_copy(buffers, results[-len(buffers) :])
                 run.losses.append(results[first])
                 logged.append(results[first + 1 :])
                 take_step()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
-from fedbc_lightning.core.private_torch import leaves_of, parameters_of, renew_flat_weights
+from fedbc_lightning.core.private_torch import buffers_of, leaves_of, parameters_of, renew_flat_weights
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.collector import MetricCollector, one_number
@@ -32,7 +32,7 @@ class LoggedCall:
 
 @dataclass
 class StepOutput:
-    """The result of one step: the gradient of each parameter in the optimizer, the loss, and what was logged.
+    """The result of one step: the gradient of each parameter in the optimizer, the loss, what was logged, and buffers.
 
     If the step was mapped over K clients, all tensors have K in front.
     """
@@ -40,6 +40,7 @@ class StepOutput:
     gradients: Sequence[Tensor]
     loss: Tensor
     logged: list[LoggedCall]
+    buffers: Sequence[Tensor] = ()
 
 
 def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
@@ -115,18 +116,20 @@ def collecting(user: UserModule, collector: Any) -> Iterator[None]:
 class Step(nn.Module):
     """Calls a step of a module in its ``forward``, because ``torch.func.functional_call`` calls nothing else."""
 
-    def __init__(self, module: nn.Module, name: str, takes_index: bool) -> None:
+    def __init__(self, module: nn.Module, layout: ParameterLayout, name: str, takes_index: bool) -> None:
         super().__init__()
-        self.module, self._takes_index, self._step = module, takes_index, name
+        self.module, self._layout, self._takes_index, self._step = module, layout, takes_index, name
 
-    def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
-        """Return what the step returns."""
+    def forward(self, batch: Sequence[Tensor], batch_idx: int) -> tuple[Any, list[Tensor]]:
+        """Return what the step returns, and the buffers that it leaves, which are no others after this call."""
         step = getattr(self.module, self._step)  # which a callback may have replaced
-        return step(*((batch, batch_idx) if self._takes_index else (batch,)))
+        return step(*((batch, batch_idx) if self._takes_index else (batch,))), self._layout.buffers()
 
 
 class StepFunction:
-    """Evaluates a step as a function of parameters and batch, and leaves the module as it was.
+    """Evaluates a step as a function of parameters, buffers and batch, and leaves the module as it was.
+
+    Where it takes parameters, those of the module come first, in the order of a row, and then its persistent buffers.
 
     Args:
         user: The user's module.
@@ -136,14 +139,13 @@ class StepFunction:
 
     def __init__(self, user: UserModule, layout: ParameterLayout, name: str = "training_step") -> None:
         self.user, self.layout = user, layout
-        self._step = Step(user.module, name, user.takes_index[name])
-        self._names = [f"module.{entry.name}" for entry in layout.entries]
+        self._step = Step(user.module, layout, name, user.takes_index[name])
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the step of one client.
 
         Args:
-            parameters: The parameters, shaped as in the module.
+            parameters: The parameters and buffers, shaped as in the module.
             batch: The batch.
             batch_idx: Number of the batch.
 
@@ -152,15 +154,15 @@ class StepFunction:
         """
         leaves = [parameter.detach().requires_grad_() for parameter in parameters[: self.layout.num_grouped]]
         with torch.enable_grad():
-            loss, logged = self._call([*leaves, *parameters[self.layout.num_grouped :]], batch, batch_idx)
+            loss, logged, buffers = self._call([*leaves, *parameters[self.layout.num_grouped :]], batch, batch_idx)
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        return StepOutput(self._complete(gradients), loss.detach(), logged)
+        return StepOutput(self._complete(gradients), loss.detach(), logged, buffers)
 
     def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the step of K clients at once; every tensor has K in front.
 
         Args:
-            parameters: The parameters of the clients.
+            parameters: The parameters and buffers of the clients.
             batch: The batches of the clients.
             batch_idx: Number of the batch.
 
@@ -171,13 +173,14 @@ class StepFunction:
         calls: list[LoggedCall] = []
 
         def loss_of(leaves: Sequence[Tensor], others: Sequence[Tensor], batch: Sequence[Tensor]) -> tuple:
-            loss, logged = self._call([*leaves, *others], batch, batch_idx)
+            loss, logged, buffers = self._call([*leaves, *others], batch, batch_idx)
             calls[:] = logged
-            return loss, (loss.detach(), tensors_of(logged))
+            return loss, (loss.detach(), tensors_of(logged), buffers)
 
         step = vmap(grad(loss_of, has_aux=True), randomness="different")
-        gradients, (losses, values) = step(list(parameters[:num_grouped]), list(parameters[num_grouped:]), batch)
-        return StepOutput(gradients, losses, with_tensors(calls, values))
+        parts = list(parameters[:num_grouped]), list(parameters[num_grouped:])
+        gradients, (losses, values, buffers) = step(*parts, batch)
+        return StepOutput(gradients, losses, with_tensors(calls, values), buffers)
 
     def evaluated(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *, is_one_model: bool
@@ -205,10 +208,12 @@ class StepFunction:
     def written(self, batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the module's step as it is written, on its own parameters, which are left without gradients.
 
+        Buffers are put back to what they were.
+
         Raises:
             NotRecordableError: There is no loss, a parameter has no gradient, or what is no parameter has one.
         """
-        calls = LoggedCalls()
+        calls, before = LoggedCalls(), (self.layout.read_buffers(), self.layout.read_counters())
         self.layout.drop_gradients()
         try:
             with collecting(self.user, calls), torch.enable_grad():
@@ -219,9 +224,11 @@ class StepFunction:
                 self.check_leaves(loss)
                 loss.backward()
             gradients = [parameter.grad for parameter in self.layout.parameters[: self.layout.num_grouped]]
+            buffers = [buffer.clone() for buffer in self.layout.buffers()]
         finally:
             self.layout.drop_gradients()
-        return StepOutput(self._complete(gradients), loss.detach().reshape(()), calls.calls)
+            self.layout.write_buffers(*before)
+        return StepOutput(self._complete(gradients), loss.detach().reshape(()), calls.calls, buffers)
 
     def check_leaves(self, loss: Tensor) -> None:
         """Raise if ``loss.backward()`` would give a gradient to a tensor that is no parameter of the module.
@@ -243,29 +250,36 @@ class StepFunction:
 
     def _call(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
-    ) -> tuple[Tensor, list[LoggedCall]]:
-        """Return the loss of a step, and what it logged."""
-        output, calls = self._logged(parameters, batch, batch_idx)
+    ) -> tuple[Tensor, list[LoggedCall], list[Tensor]]:
+        """Return the loss of a step, what it logged, and the buffers that it leaves."""
+        (output, buffers), calls = self._logged(parameters, batch, batch_idx)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise NotRecordableError("training_step returns no loss")
-        return loss.reshape(()), calls
+        forms = [[(b.shape, b.dtype) for b in of] for of in (parameters[len(self.layout.entries) :], buffers)]
+        if forms[0] != forms[1]:
+            raise NotRecordableError("it changes the shape or dtype of a buffer")
+        return loss.reshape(()), calls, [buffer.detach() for buffer in buffers]
 
     def _logged(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Any, list[LoggedCall]]:
-        """Return what a step returns, and what it logs."""
-        calls = LoggedCalls()
+        """Return what a step returns with the buffers that it leaves, and what it logs."""
+        calls, num_entries = LoggedCalls(), len(self.layout.entries)
         children = list(self.user.module.modules())
-        before = [dict(parameters_of(child)) for child in children]
+        before = [(dict(parameters_of(child)), dict(buffers_of(child))) for child in children]
+        names = [*(entry.name for entry in self.layout.entries), *self.layout.buffer_names]
+        # A step writes into its buffers in place: what it was given must stay.
+        given = [*parameters[:num_entries], *(buffer.clone() for buffer in parameters[num_entries:])]
+        named = {f"module.{name}": tensor for name, tensor in zip(names, given, strict=False)}
         try:
             with collecting(self.user, calls), self.user.autocast():
-                output = functional_call(
-                    self._step, dict(zip(self._names, parameters, strict=True)), (batch, batch_idx)
-                )
+                output = functional_call(self._step, named, (batch, batch_idx))
         finally:
-            for child, parameters_before in zip(children, before, strict=True):
-                parameters_of(child).update(parameters_before)  # torch does not restore a child that has two names
+            for child, (parameters_before, buffers_before) in zip(children, before, strict=True):
+                # torch does not restore a child that has two names
+                parameters_of(child).update(parameters_before)
+                buffers_of(child).update({k: buffer for k, buffer in buffers_before.items() if buffer is not None})
                 if isinstance(child, nn.RNNBase):  # RNNs keep a list of their weights beside the names
                     renew_flat_weights(child)
         return output, calls.calls

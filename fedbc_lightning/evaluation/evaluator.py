@@ -197,8 +197,8 @@ class Evaluator(SingleModels):
         models = wanted[0].models
         with self.engine.bench.layout.frozen.kept():
             cohort = self.engine.fine_tune_by_steps(clients, models.z, models.counters, self.finetune_steps)
-        counters, tuned = cohort.counters, dict(zip(clients, cohort.model.clone(), strict=True))
-        own = Models(models.z, models.counters, local=lambda client: ClientModel(tuned[client], counters))
+        tuned = dict(zip(clients, map(ClientModel, cohort.model.clone(), cohort.counters), strict=True))
+        own = Models(models.z, models.counters, local=tuned.__getitem__)
         tasks: list[Task] = [("finetuned", client) for client in clients]
         return {what.split: self.one_by_one(tasks, replace(what, models=own)) for what in wanted}
 

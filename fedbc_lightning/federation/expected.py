@@ -99,7 +99,8 @@ def _check_up(up: Up, federation: Federation) -> None:
     _check_tensor("w", up.w, z.dtype, shapes["vector"])
     _check_tensor("buffers", up.buffers, server["buffers"].dtype, (number, layout.num_buffers))
     # Buffers whose shape changes lie among the counters.
-    _check_tensor("counters", up.counters, torch.int64, *([] if layout.changing else [server["counters"].shape]))
+    shape = (number, len(server["counters"]))
+    _check_tensor("counters", up.counters, torch.int64, *([] if layout.changing else [shape]))
     _check_tensor("step_size", up.step_size, None, (number, 1), shapes["vector"])
     sent = {name: kind for name, kind in kinds.items() if kind in shapes}
     for name in _names("messages", up.messages, sent, sent):

@@ -361,7 +361,7 @@ class Federation:
         if counters.numel() and cohort.valid.any():
             # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
             some = slice(self.layout.num_counters)
-            counters[some] = torch.maximum(counters[some], cohort.counters[some])
+            counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
 
     def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
         """Train a cohort by the method's client half, then call the server's parts with it.
@@ -414,7 +414,7 @@ class Federation:
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
         """Clients of this round, by their positions in it, that are trained together."""
         cohort = Cohort(clients, positions, self.sizes(clients), self.clients, self.user.device)
-        cohort.start_counters = self.server["counters"]
+        cohort.start_counters = self.server["counters"].expand(len(clients), -1)
         for part in self._client_parts:
             part.begin(cohort)
         return cohort

@@ -90,7 +90,7 @@ def _trained(federation: Federation, client: int) -> dict[str, Any]:
     with methods.trained(federation.algorithm, cohort, 1):
         federation.algorithm.client_update(federation.engine, cohort, federation.server)
     row = torch.cat([cohort.w, cohort.kept], dim=1)[0] if cohort.kept.numel() else cohort.w[0]
-    tensors = layout.named_slices(row) | layout.named_buffers(cohort.buffers[0], cohort.counters)
+    tensors = layout.named_slices(row) | layout.named_buffers(cohort.buffers[0], cohort.counters[0])
     found: dict[str, Any] = {f"'{name}'": tensor.clone() for name, tensor in tensors.items()}
     return found | {f"column '{name}'": value for name, value in cohort.records[0].items()}
 

@@ -89,7 +89,7 @@ class LocalModels:
         if self._keeps_parameters:
             cohort.start_kept = cohort[KEPT]
         if self._has_local_buffers:
-            cohort.start_buffers, cohort.start_counters = cohort["local_buffers"], cohort["local_counters"][0]
+            cohort.start_buffers, cohort.start_counters = cohort["local_buffers"], cohort["local_counters"]
 
     def end(self, cohort: Cohort) -> None:
         """Stage what is kept of the clients that a cohort has trained."""
@@ -99,7 +99,7 @@ class LocalModels:
             cohort.stage(KEPT, cohort.kept)
         if self._has_local_buffers:
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
-            cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
+            cohort.stage(LOCAL_COUNTERS, cohort.counters)
 
     def read_from(self, names: Sequence[str]) -> list[str]:
         """Return those of the clients' vectors from which :meth:`staged` makes own models."""

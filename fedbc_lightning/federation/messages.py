@@ -100,7 +100,7 @@ class Up:
         valid: Whether the weights and the state of each are finite.
         w: (K, d) what the channel lets through of their models: w_i, or Δ_i where a part of it changes updates.
         buffers: (K, b) floating-point buffers.
-        counters: Integer buffers.
+        counters: (K, c) integer buffers.
         messages: Further messages by name, (K, ...).
         scalars: Staged scalars by name, (K,).
         rows: Staged vectors, a list of K by name; none where these stay with the clients.

@@ -46,7 +46,7 @@ class LocalResult:
     Attributes:
         w: (K, d) iterates at the end of local training, in the master dtype.
         buffers: (K, b) floating-point buffers at its end.
-        counters: Integer buffers at its end.
+        counters: (K, c) integer buffers at its end.
         steps: K_i of each client, the number of optimizer steps that moved w.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group; a step
@@ -83,9 +83,9 @@ class Cohort:
         positions: The place of each client in the round's order of sampling.
         steps: K_i of each client, the number of optimizer steps as counted by the engine.
         w: (K, d) iterates at the end of local training, in the master dtype; the next cohort overwrites this memory.
-        buffers: (K, b) floating-point buffers after local training; ``counters`` holds the integer ones.
+        buffers: (K, b) floating-point buffers after local training; ``counters`` (K, c) holds the integer ones.
         start_buffers: (K, b) buffers that local training starts from; None takes the buffers of the start model.
-        start_counters: Integer buffers that local training starts from; None takes those of the start model.
+        start_counters: (K, c) integer buffers that local training starts from.
         kept: (K, p) kept parameters (``trainer.local_parameters``) after local training; they are no message.
         start_kept: (K, p) kept parameters that local training starts from; None takes those that the module has.
         gradient_mean: (K, d) mean of the raw mini-batch gradients, if the algorithm asks for it; each layer's is over

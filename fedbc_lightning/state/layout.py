@@ -456,6 +456,24 @@ class ParameterLayout:
         found = (_real(place.tensor) for place in self._buffers)
         return [buffer for buffer in found if buffer.is_floating_point() == is_floating]
 
+    def buffers(self) -> list[Tensor]:
+        """Return the persistent buffers themselves, in the order of ``buffer_names``."""
+        return [place.tensor for place in (*self._buffers, *self._packed)]
+
+    def buffer_rows(self, values: Tensor, counters: Tensor) -> list[Tensor]:
+        """Return copies of the buffers of K clients, (K, ...) each, from their vectors (K, b) and (K, c)."""
+        found = self._parts(values, counters)
+        return [_cast(part, place.dtype) for place, part in found if part is not None and place.dtype]
+
+    def pack_rows(self, buffers: Sequence[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return the vectors (K, b) and (K, c) of which :meth:`buffer_rows` makes the buffers (K, ...)."""
+        real = map(_real, buffers)
+        flat = [buffer.reshape(num_rows, math.prod(buffer.shape[1:])) for buffer in real]
+        values = [each.to(self.buffer_dtype) for each in flat if each.is_floating_point()]
+        counters = [each.to(torch.int64) for each in flat if not each.is_floating_point()]
+        none = self._no_buffers.to(self.buffer_dtype).expand(num_rows, -1), self._no_counters.expand(num_rows, -1)
+        return torch.cat([none[0], *values], dim=1), torch.cat([none[1], *counters], dim=1)
+
     def read_buffers(self) -> Tensor:
         """Return a copy of the floating-point buffers as one vector (b,) of ``buffer_dtype``."""
         return self._flat(self._of_kind(is_floating=True), self.buffer_dtype)
@@ -474,7 +492,7 @@ class ParameterLayout:
             write_buffer(place.module, place.name, None, None)
 
     def _parts(self, values: Tensor, counters: Tensor) -> Iterator[tuple[Place, Tensor | None]]:
-        """Yield each buffer's place and its part of the two vectors, complex ones as pairs of real numbers."""
+        """Yield each buffer's place and its part of the two vectors or rows, complex ones as pairs of real numbers."""
         vectors, offsets = (counters, values), [0, 0]
         for place in self._buffers:
             assert place.shape is not None
@@ -482,7 +500,7 @@ class ParameterLayout:
             shape = (*place.shape, 2) if place.dtype.is_complex else place.shape
             kind = place.dtype.is_floating_point or place.dtype.is_complex
             begin, offsets[kind] = offsets[kind], offsets[kind] + math.prod(shape)
-            yield place, vectors[kind][begin : offsets[kind]].view(shape)
+            yield place, vectors[kind][..., begin : offsets[kind]].view((*values.shape[:-1], *shape))
         if self._packed:
             for place, tensor in zip(self._packed, _unpack(counters[self.num_counters :]), strict=True):
                 yield place._replace(dtype=getattr(tensor, "dtype", None)), tensor

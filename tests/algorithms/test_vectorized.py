@@ -1,4 +1,4 @@
-"""Every algorithm on the vectorized engine: the sequential engine's numbers, or a refusal by name."""
+"""Every algorithm on the vectorized engine, with buffers: the sequential engine's numbers, or a refusal by name."""
 
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,23 @@ from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import APFL, L2GD, MOON, FedLiLS, PerFedAvg, PerFedBC, PFedMe
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
+
+class Averaging(QuadraticModule):
+    """Its buffers, which are moved in place and assigned anew, have a part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(batch[1].mean(0), alpha=0.1)
+            self.count = self.count + 1
+        return loss + 0.1 * (torch.cat(list(self.parameters())) - self.center).square().sum()
+
+
 OWN_STEPS = (APFL, FedLiLS, PerFedAvg, PerFedBC, PFedMe)
 REFUSED = [setting for setting in METHODS if isinstance(setting.build(), (L2GD, MOON))]
 EQUAL = [setting for setting in METHODS if setting not in REFUSED]
@@ -26,7 +43,7 @@ def run(root: Path, setting: Setting, engine: str, rounds: int) -> FederatedTrai
         options |= {"local_epochs": None, "local_steps": 5}  # as many for each client: full cohorts
     trainer = FederatedTrainer(**QUIET | options | setting.options | {"default_root_dir": str(root), "engine": engine})
     data = QuadraticData(sample_quadratics(), batch_size=2)
-    trainer.fit(QuadraticModule(), datamodule=data, algorithm=setting.build())
+    trainer.fit(Averaging(), datamodule=data, algorithm=setting.build())
     return trainer
 
 

@@ -133,7 +133,7 @@ def refused(folder: Path) -> Results:
     """What is refused only once the model has been moved leaves it on the CPU, too."""
     model, data, algorithm = digits()
     with pytest.raises(ConfigurationError, match=r"trainer\.engine: vectorized"):
-        train(folder, model, data, algorithm, engine="vectorized", precision="bf16-mixed")
+        train(folder, model, data, algorithm, engine="vectorized", precision="bf16-true")
     return dict(model.state_dict())
 
 

@@ -48,7 +48,7 @@ def fit(root, engine, model=small, algorithm=FedAvg, ckpt_path=None, **options):
 @pytest.fixture
 def few(monkeypatch):
     """Let five clients be many."""
-    monkeypatch.setattr(choice, "MIN_CLIENTS", 5)
+    monkeypatch.setitem(choice.PAYS, "cpu", (5, 2_000))
 
 
 @pytest.mark.usefixtures("few")
@@ -74,11 +74,7 @@ def test_small_models_on_many_clients_are_mapped(tmp_path, caplog, algorithm):
         (lambda: Branching(10, 3), {}, "cannot take training_step on a first batch"),
         (small, {"sampler": PoissonSampler(), "clients_per_round": 4}, "and here are 33 and 4"),
         (BoringModel, {}, "training_step is not promised to be a function"),
-        (
-            BoringModel,
-            {"record_steps": True},
-            "cannot train with the buffer 'net.1.running_mean', which training may move",
-        ),
+        (BoringModel, {"record_steps": True, "precision": "bf16-true"}, "cannot train with precision other than"),
         (small, {"algorithm": lambda: L2GD(0.1, 0.5, 0.1), "clients_per_round": 1.0}, "cannot train with L2GD"),
         (small, {"algorithm": lambda: MOON("network")}, "cannot train with MOON"),
         (small, {"algorithm": Centralized}, "there is one model"),
@@ -92,9 +88,16 @@ def test_all_others_are_trained_one_after_another(tmp_path, caplog, model, optio
     assert reason in line
 
 
+def test_a_kind_of_device_that_was_not_measured_is_named(tmp_path, caplog, monkeypatch):
+    monkeypatch.delitem(choice.PAYS, "cpu")
+    with caplog.at_level("INFO"):
+        assert fit(tmp_path, "auto").federation.engine_kind == "sequential"
+    assert "alone, not on cpu; choose it by its name" in caplog.text
+
+
 def test_a_resumed_run_keeps_its_choice(tmp_path, monkeypatch):
     fit(tmp_path, "auto", max_rounds=2)
-    monkeypatch.setattr(choice, "MIN_CLIENTS", 5)
+    monkeypatch.setitem(choice.PAYS, "cpu", (5, 2_000))
     resumed = fit(tmp_path, "auto", max_rounds=4, ckpt_path="last")
     assert resumed.federation.engine_kind == "sequential"
     whole = fit(tmp_path, "sequential", max_rounds=4, name="whole")

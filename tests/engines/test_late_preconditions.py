@@ -74,7 +74,7 @@ def run(root, kind, first, engine):
 @pytest.fixture
 def early(monkeypatch):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
-    monkeypatch.setattr(choice, "MIN_CLIENTS", 2)
+    monkeypatch.setitem(choice.PAYS, "cpu", (2, 2_000))
 
 
 @pytest.mark.parametrize(("kind", "first", "engine"), CASES[::ONE_IN])

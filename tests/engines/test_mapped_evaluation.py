@@ -334,6 +334,6 @@ def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
         MappedEvaluation, "run", lambda self, loaders, w: num_models.append(w.shape[:-1]) or run(self, loaders, w)
     )
     row_bytes = 4 * sum(parameter.numel() for parameter in Model().parameters())
-    monkeypatch.setattr(stacked_bench, "BYTES_OF_ROWS", 7 * stacked_bench.NUM_MATRICES * row_bytes)
+    monkeypatch.setattr(stacked_bench, "BYTES_OF_COHORT", 7 * stacked_bench.NUM_MATRICES * row_bytes)
     compare(tmp_path)
     assert set(num_models) == {(), (7,), (6,)}

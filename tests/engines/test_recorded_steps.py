@@ -163,10 +163,17 @@ def compare(root, monkeypatch, model, *arguments, **options):
         (Tied, {}), (Recurrent, {"eval_every_n_rounds": 1}), (TwoNames, {}), (Prior, {}),
         (Masked, {"precision": "64-true"}), (Logged, {}),
         (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "max_rounds": 1}),
-        (Evaluated, {"eval_every_n_rounds": 1}), (Smooth, {"engine": "vectorized"}),
-        (TwoNames, {"engine": "vectorized", "eval_every_n_rounds": 1}), (Dropping, {"engine": "vectorized"}),
+        (Evaluated, {"eval_every_n_rounds": 1}),
+        (Smooth, {"engine": "vectorized"}),
+        (TwoNames, {"engine": "vectorized", "eval_every_n_rounds": 1}),
+        (Dropping, {"engine": "vectorized"}),
+        (BoringModel, {"buffers": "local"}),
+        (BoringModel, {"engine": "vectorized"}),
+        (BoringModel, {"precision": "bf16-mixed"}),
+        (Smooth, {"precision": "bf16-true"}),
+        (Smooth, {"engine": "vectorized", "precision": "bf16-mixed"}),
     ],
-)  # fmt: skip
+)
 def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
     compare(tmp_path, monkeypatch, model, **options)
     if model is not Recurrent:  # not every torch can replay an LSTM
@@ -218,12 +225,18 @@ class Skipping(Smooth):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Branching, "looks at values"), (Reading, "looks at values"), (Masking, "depends on values"),
-        (Weighted, "batch_size that is a tensor"), (Measuring, "updates a torchmetrics Metric"),
-        (Centering, "makes the buffer 'center'"), (Hooked, "hooks"), (BoringModel, "buffers"), (Skipping, "no loss"),
-        (Listed, "outside of its own modules"), (Writing, "writes into"),
+        (Branching, "looks at values"),
+        (Reading, "looks at values"),
+        (Masking, "depends on values"),
+        (Weighted, "batch_size that is a tensor"),
+        (Measuring, "updates a torchmetrics Metric"),
+        (Centering, "makes the buffer 'center'"),
+        (Hooked, "hooks"),
+        (Skipping, "no loss"),
+        (Listed, "outside of its own modules"),
+        (Writing, "writes into"),
     ],
-)  # fmt: skip
+)
 def test_what_torch_cannot_record_runs_as_written(tmp_path, monkeypatch, recordings, caplog, model, reason):
     caplog.set_level("INFO")
     compare(tmp_path, monkeypatch, model)
@@ -286,7 +299,7 @@ class Replacing(Callback):
         (Inherited, True), (OwnLayers, False), (PromisedAnew, True), (lambda: LogisticRegression(10, 3), True),
         (Smooth, False), (Overridden, False), (Wrapped, False),
     ],
-)  # fmt: skip
+)
 def test_the_promise_is_given_by_the_decorator(tmp_path, recordings, model, is_recorded):
     run(tmp_path, model, record_steps="auto", max_rounds=2)
     assert (recordings.replays > 3) == is_recorded

@@ -241,16 +241,9 @@ def run_ranks(words: Words, cwd: Path) -> None:
 
 
 def run_forked(
-    command: Sequence[str],
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    check: bool = False,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    capture_output: bool = False,
-    text: bool = False,
-) -> subprocess.CompletedProcess[str]:
+    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, check: bool = False,
+    stdout: int | None = None, stderr: int | None = None, capture_output: bool = False, text: bool = False,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """In place of ``subprocess.run`` in a script that starts Python; what is printed is always captured."""
     python, *words = command
     assert python == sys.executable

@@ -45,15 +45,9 @@ class QuadraticModule(LightningModule):
     """
 
     def __init__(
-        self,
-        dim: int = 4,
-        lr: float = 0.1,
-        momentum: float = 0.0,
-        tail_lr: float | None = None,
-        decay: float | None = None,
-        lbfgs: bool = False,
-        weight_decay: float = 0.0,
-    ) -> None:
+        self, dim: int = 4, lr: float = 0.1, momentum: float = 0.0, tail_lr: float | None = None,
+        decay: float | None = None, lbfgs: bool = False, weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         start = torch.linspace(-1.0, 1.0, dim, dtype=torch.float64)
         self.head = torch.nn.Parameter(start[:1].clone())

@@ -299,16 +299,9 @@ def qfedavg(run: Run, z: np.ndarray, q: float = 1.0, lipschitz: float | None = N
 
 @outer_loop
 def fedlils(
-    run: Run,
-    z: np.ndarray,
-    server_step: str = "max",
-    sufficient_decrease: float = 0.1,
-    shrink: float = 0.9,
-    growth: float = 2.0,
-    max_step: float = 10.0,
-    weighting: str = "samples",
-    rule: Rule | None = None,
-) -> Logged:
+    run: Run, z: np.ndarray, server_step: str = "max", sufficient_decrease: float = 0.1, shrink: float = 0.9,
+    growth: float = 2.0, max_step: float = 10.0, weighting: str = "samples", rule: Rule | None = None,
+) -> Logged:  # fmt: skip
     """FedLi-LS: Armijo's rule on every batch; the server steps by 1 or by the largest of the last step sizes."""
     x, average = run.each(z), rule or weighted_mean()
     last_step = np.ones(len(run.clients))

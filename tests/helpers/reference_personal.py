@@ -73,14 +73,9 @@ def perfedavg(
 
 @outer_loop
 def pfedme(
-    run: Run,
-    z: np.ndarray,
-    penalty: float = 15.0,
-    personal_lr: float = 0.005,
-    num_inner_steps: int = 5,
-    server_lr: float = 1.0,
-    **how: Any,
-) -> Logged:
+    run: Run, z: np.ndarray, penalty: float = 15.0, personal_lr: float = 0.005, num_inner_steps: int = 5,
+    server_lr: float = 1.0, **how: Any,
+) -> Logged:  # fmt: skip
     """pFedMe: theta moves K times on each batch towards the prox of w, then w moves towards theta."""
     x = run.each(z)
     for t, sampled in run.rounds:

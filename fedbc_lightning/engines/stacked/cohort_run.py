@@ -40,6 +40,7 @@ class CohortRun:
 
     Attributes:
         w: The iterates, (K, d + p).
+        buffers: The module's persistent buffers of each client, (K, ...) each.
     """
 
     def __init__(self, stacked: StackedBench, cohort: Cohort, asked: Training) -> None:
@@ -59,10 +60,14 @@ class CohortRun:
         seed_globals(
             derive(self.bench.seed, self.asked.purpose, self.bench.round, self.cohort.ids[0]), self.user.device
         )
-        self.layout.shared(self.w).copy_(self.asked.start)
+        num_parameters, num_clients = self.layout.num_parameters, len(self.cohort)
+        self.layout.shared(self.w).copy_(self.asked.start[..., :num_parameters])
+        own, start = self.cohort.start_buffers, self.asked.start[..., num_parameters:]
+        values = start.expand(num_clients, -1) if own is None else own
+        self.buffers = self.layout.buffer_rows(values, self.cohort.start_counters)
         if self.layout.num_kept:
-            own, kept = slice(self.layout.num_parameters, None), self.cohort.start_kept
-            self.w[:, own] = self.bench.row[own] if kept is None else kept
+            kept = self.cohort.start_kept
+            self.w[:, num_parameters:] = self.bench.row[num_parameters:] if kept is None else kept
         self.user.put_scratch_back()
         self.loaders = self.bench.train_loaders(self.cohort.ids)
         self.optimizer = self.stacked.optimizer
@@ -109,13 +114,16 @@ class CohortRun:
 
     def _gradients(self, w: Tensor, stack: Stack, batch: Any, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
         self.stacked.check_step(self.w, batch)
-        num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
+        num_entries, num_optimized, buffers = len(batch[0]), self.layout.num_optimized, self.buffers
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         # vmap costs about as much as a few single steps, however small K is: FEW of them are taken one by one.
         if not is_few:
             rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
-            parameters = self.layout.views(w[:num_entries] if rows is None else w[rows])
+            chosen: Any = slice(num_entries) if rows is None else rows
+            parameters = [*self.layout.views(w[chosen]), *(buffer[chosen] for buffer in buffers)]
             output = self._step("mapped", parameters, batch)
+            for own, new in zip(buffers, output.buffers, strict=True):  # entries of other rows hold any samples
+                own[stack.rows] = new[stack.rows] if rows is None else new
             into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
             if rows is None:
@@ -125,7 +133,10 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            output = self._step("single", self.layout.views(w[row]), like(batch, (part[k] for part in batch)))
+            parameters = [*self.layout.views(w[row]), *(buffer[row] for buffer in buffers)]
+            output = self._step("single", parameters, like(batch, (part[k] for part in batch)))
+            for own, new in zip(buffers, output.buffers, strict=True):
+                own[row] = new
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
@@ -152,10 +163,11 @@ class CohortRun:
         num_clients, counts = len(self.cohort), upload(torch.tensor(steps), self.w.device)[:, None]
         losses, records = self.counted.read(steps)
         mean = None if gradient_sum is None else self.layout.shared(gradient_sum) / counts
+        values, counters = self.layout.pack_rows(self.buffers, num_clients)
         result = LocalResult(
             w=self.layout.shared(self.w).contiguous(), kept=self.w[:, self.layout.num_parameters :].contiguous(),
-            buffers=self.layout.read_buffers().expand(num_clients, -1), counters=self.layout.read_counters(),
-            steps=steps, losses=losses.tolist(), taken=self._taken(steps, passed), records=records, gradient_mean=mean,
+            buffers=values, counters=counters, steps=steps, losses=losses.tolist(), taken=self._taken(steps, passed),
+            records=records, gradient_mean=mean,
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1), num_gradients=counts,
         )  # fmt: skip
         self.cohort.take(result)
@@ -313,6 +325,13 @@ class CohortSolverRun(CohortRun, SolverSteps):
                     self.counted.add(part, output)
         batch.is_counted = True
         return loss, gradient
+
+    def evaluate_loss(self, w: Tensor, batch: CohortBatch) -> Tensor:
+        """Return the losses at w, (K, 1), without the terms."""
+        before, self.buffers = self.buffers, [buffer.clone() for buffer in self.buffers]
+        loss = super().evaluate_loss(w, batch)
+        self.buffers = before
+        return loss
 
 
 class Counts:

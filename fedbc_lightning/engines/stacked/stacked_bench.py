@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from fedbc_lightning.core.errors import NotVectorizableError, first_line
 from fedbc_lightning.core.lightning_names import overrides
@@ -22,87 +20,19 @@ from fedbc_lightning.engines.recorded.step_recorder import is_same
 from fedbc_lightning.engines.stacked.cohort_batches import like
 from fedbc_lightning.engines.step_function import StepFunction, StepOutput
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.client_optimizers import FlatSGD, LocalOptimizer, choose_loop, initial_state
+from fedbc_lightning.module.client_optimizers import StackedOptimizer
 from fedbc_lightning.module.collector import ColumnCollector, reduction
-from fedbc_lightning.module.schedulers import Configured
-from fedbc_lightning.state.layout import ParameterLayout
 
-# Bytes that the matrices (K, d) of a cohort may take.
-BYTES_OF_ROWS = 2**30
+# Bytes that a cohort may take on a CPU: its matrices (K, d), and what a mapped step holds for its backward pass.
+BYTES_OF_COHORT = 2**30
+# Part of a GPU's memory that a cohort may take there.
+PART_OF_GPU = 1 / 8
 # Number of these matrices: w, gradients, optimizer state, differences.
 NUM_MATRICES = 6
-
-
-class StackedOptimizer:
-    """Holds one elementwise optimizer, whose parameters are the columns of each group in a matrix of K rows.
-
-    A group whose parameters are in part kept by the clients has two: its shared and its kept columns.
-
-    An elementwise optimizer treats every element alike, so its step on (K, d) is the step of K clients. All K clients
-    have taken the same number of steps so far, which Adam's bias correction relies on.
-
-    Args:
-        configured: A copy of what ``configure_optimizers`` returned.
-        layout: The layout of the parameters.
-    """
-
-    def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
-        (self._optimizer,), self._parts = configured.optimizers, layout.group_parts
-        self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
-        self._leaves: list[tuple[nn.Parameter, Tensor]] = []
-        self._take_step: Callable[[], Any]
-        self._num_rows = 0
-
-    def start(self, w: Tensor, grad: Tensor, like: LocalOptimizer, lr_scale: float) -> None:
-        """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d).
-
-        Args:
-            w: The rows.
-            grad: The gradients.
-            like: The optimizer of single clients, with whose options these K clients begin.
-            lr_scale: Factor by which the learning rates are multiplied.
-        """
-        self._optimizer.state.clear()
-        self._leaves = []
-        like.load_options(self._optimizer.param_groups, lr_scale)
-        for group, parts in zip(self._optimizer.param_groups, self._parts, strict=True):
-            group["params"] = [nn.Parameter(w[:, part]) for part in parts]
-            choose_loop(group)
-            self._leaves += [(leaf, grad[:, part]) for leaf, part in zip(group["params"], parts, strict=True)]
-        self._optimizer.state.update(initial_state(self._optimizer))
-        self._cut(len(w))
-
-    @property
-    def rates(self) -> list[float]:
-        """The learning rate of each group."""
-        return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
-
-    def step(self, num_rows: int) -> None:
-        """Take one step of the first rows, without autograd; the clients of the other rows have finished."""
-        if num_rows != self._num_rows:
-            self._cut(num_rows)
-        self._take_step()
-
-    def _cut(self, num_rows: int) -> None:
-        """Leave the first rows alone in the optimizer."""
-        self._num_rows = num_rows
-        rows = [(leaf, grad[:num_rows]) for leaf, grad in self._leaves]
-        for leaf, grad in rows:
-            if len(leaf) != num_rows:
-                self._keep(leaf, num_rows)
-            leaf.grad = grad
-        self._take_step = partial(self._step, self._optimizer)
-        # 6 us on the row of one client, where torch's own step takes 10.
-        if type(self._optimizer) is SGD and len(rows) == len(self._parts):
-            self._take_step = FlatSGD(self._optimizer, rows, self._take_step).step
-
-    def _keep(self, leaf: nn.Parameter, num_rows: int) -> None:
-        state = self._optimizer.state[leaf]
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.ndim:
-                state[name] = value[:num_rows]
-        leaf.grad = None
-        leaf.data = leaf.data[:num_rows]
+# Memory of a mapped step at its peak, for each client and in what a single step holds for its backward pass. On a CPU
+# ten clients more than two took 6.5 MiB each with the CIFAR CNN, 1.4 of it matrices and 1.6 held by a single step, and
+# 64 MiB with a transformer, of 9.3 and 12.8.
+TIMES_HELD = 4
 
 
 class StackedBench:
@@ -115,16 +45,41 @@ class StackedBench:
         bench: The workbench.
         optimizer: The user's optimizer on K rows.
         draws_random_numbers: Whether ``training_step`` is known to draw random numbers.
-        most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
+        most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for a cohort.
     """
 
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
         self.optimizer = StackedOptimizer(bench.optimizer.configured.copied(), bench.layout)
         self.draws_random_numbers = False
-        self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
+        device, self._row_bytes = bench.user.device, NUM_MATRICES * bench.row.nbytes
+        self._most_bytes = BYTES_OF_COHORT
+        if device.type == "cuda":
+            self._most_bytes = int(PART_OF_GPU * torch.cuda.get_device_properties(device).total_memory)
+        self.most_rows = self._most_bytes // self._row_bytes
         self._checked: set[tuple] = set()
         self._checked_in = -1
+
+    def most_clients(self) -> int:
+        """Return the largest number of clients whose matrices and steps fit into the memory meant for a cohort.
+
+        What a step holds for its backward pass is measured on the first batch of the client with the most samples.
+        """
+        data, held = self.bench.datamodule, dict[int, int]()
+        clients = data.training_clients
+        largest = int(clients[data.num_samples("train")[clients].argmax()])
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        # A mistake of the step's comes up again in training, with its client and batch.
+        with first_batch(self.bench, largest) as batch, suppress(Exception), saved_tensors_hooks(count, lambda t: t):
+            parameters = [*self.bench.layout.views(self.bench.row), *self.bench.layout.buffers()]
+            self.bench.recorder.function.single(parameters, batch)
+        held.pop(self.bench.row.untyped_storage().data_ptr(), None)
+        return self._most_bytes // (self._row_bytes + TIMES_HELD * sum(held.values()))
 
     def check_step(self, w: Tensor, batch: Any) -> None:
         """Check once for each shape of a batch, and once in each round, that a step may be mapped.
@@ -167,7 +122,7 @@ def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
     """
     user, layout, recorder = bench.user, bench.layout, bench.recorder
     bench.row.copy_(w)
-    parameters = [view.clone() for view in layout.views(w)]
+    parameters = [*(view.clone() for view in layout.views(w)), *layout.buffers()]
     draws = False
 
     def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
@@ -197,32 +152,41 @@ def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
     return draws
 
 
+@contextmanager
+def first_batch(bench: Workbench, client: int) -> Iterator[Any]:
+    """Yield the first batch of a client in training mode; generators and what is logged are then as they were."""
+    user = bench.user
+    with preserved_globals(user.device):
+        batch = user.to_device(next(iter(bench.datamodule.fixed_batches(client, device=user.device))))
+        user.train_mode()
+        user.start_collecting()
+        user.shim.set(training=True)
+        try:
+            yield batch
+        finally:
+            user.shim.set(training=False)
+            user.start_collecting()
+
+
 def try_step(bench: Workbench) -> None:
     """Take a step on a first batch as it is mapped over two clients; weights and generators are left as they were.
 
     Raises:
         NotVectorizableError: The step may not be mapped, or it draws random numbers.
     """
-    user, data = bench.user, bench.datamodule
-    with preserved_globals(user.device):
-        batch = user.to_device(next(iter(data.fixed_batches(int(data.training_clients[0]), device=user.device))))
+    with first_batch(bench, int(bench.datamodule.training_clients[0])) as batch:
         if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
             raise NotVectorizableError("stacks the tensors of batches, and these hold other things")
-        user.train_mode()
-        user.start_collecting()
-        user.shim.set(training=True)
         try:
             if check_step(bench, bench.row, like(batch, batch)):
                 raise NotVectorizableError("draws random numbers for a cohort at once, so they depend on who is in it")
             pair = like(batch, (torch.stack([part, part]) for part in batch))
-            bench.recorder.function.mapped(bench.layout.views(bench.row.repeat(2, 1)), pair)
+            buffers = [torch.stack([buffer, buffer]) for buffer in bench.layout.buffers()]
+            bench.recorder.function.mapped([*bench.layout.views(bench.row.repeat(2, 1)), *buffers], pair)
         except NotVectorizableError:
             raise
         except Exception as error:  # a mistake of the step's comes up again in round 1, with its client and batch
             raise NotVectorizableError(f"cannot take training_step on a first batch ({first_line(error)})") from error
-        finally:
-            user.shim.set(training=False)
-            user.start_collecting()
 
 
 class MappedEvaluation:
@@ -258,6 +222,8 @@ class MappedEvaluation:
         hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
         if hooks:
             return f"the hook {', '.join(hooks)} is called for each of them"
+        if self._layout.places:
+            return "the module has buffers, of which each client may have its own"
         return "the module holds a torchmetrics Metric" if user.metrics else None
 
     @contextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-
-from lightning.fabric.plugins.precision import MixedPrecision
+from functools import cached_property
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
@@ -54,7 +53,11 @@ class VectorizedEngine(BaseEngine):
         self.stacked = StackedBench(bench)
         self._one_by_one = SequentialEngine(bench)
         self._evaluations: dict[str, MappedEvaluation] = {}
-        self.cohort_size = max(2, min(MAX_COHORT, self.stacked.most_rows))
+
+    @cached_property
+    def cohort_size(self) -> int:  # type: ignore[override]
+        """Largest number of clients in a cohort: what fits into memory, by the size of a step on the largest client."""
+        return max(1, min(MAX_COHORT, self.stacked.most_clients()))
 
     def start_round(self) -> None:
         """Ask again what cannot be mapped: hooks may be registered in any round.
@@ -132,7 +135,6 @@ def _problems(bench: Workbench) -> list[str]:
     """Return what is there and cannot be mapped over clients."""
     user, optimizer = bench.user, bench.optimizer
     listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
-    buffers = bench.layout.buffer_names
     overridden = [name for name, own in bench.overridden.items() if own]
     name, is_half = type(optimizer.optimizer).__name__, bench.layout.dtype != bench.layout.master_dtype
     problems = {
@@ -142,8 +144,8 @@ def _problems(bench: Workbench) -> list[str]:
         f"the optimizer {name}, which is not elementwise": not optimizer.is_flat,
         "learning-rate schedulers inside clients": optimizer.has_schedulers,
         "a configure_optimizers that reads self.trainer": optimizer.is_made_anew,
-        f"the buffer '{next(iter(buffers), '')}', which training may move": bool(buffers),
-        "precision other than 32-true and 64-true": is_half or isinstance(user.precision, MixedPrecision),
+        f"the buffers {', '.join(bench.layout.changing)}, whose shapes training changes": bool(bench.layout.changing),
+        "precision other than 32-true, 64-true and bf16-mixed": is_half or bench.scaler is not None,
         "accumulate_grad_batches above 1": bench.local.accumulate_grad_batches > 1,
         "hooks that transfer batches": user.has_transfer_hooks,
         "streams, or loaders of the user's own, which draw what only one client at a time may": (
