@@ -65,6 +65,9 @@ class ClientRun(ABC):
             self.tell(error)
             raise
         self.cohort.take(_merged(trained))
+        # Whoever takes the steps refers to this object, and it to them: without this, all rows of a client would stay
+        # in memory until Python's collector of such circles runs, which were 5 times the model for each of SCAFFOLD.
+        vars(self).clear()
 
     @abstractmethod
     def train(self, k: int) -> None:
