@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from lightning.fabric.utilities import rank_zero_only
+
+log = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
@@ -86,3 +91,35 @@ class Backend(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings alone, since workers cannot be copied."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+def in_order(
+    answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], where: str
+) -> Iterator[tuple[int, bytes | Lost]]:
+    """Yield the first answer to each message in the order of the messages, however they come.
+
+    A message without one is lost; one line says of any other answer that it is not used.
+
+    Args:
+        answers: The answers of a backend, each with the index of its message.
+        asks: The messages.
+        where: Where in the run that is, for the log.
+
+    Example:
+        >>> asks = [Ask([client], 1, b"") for client in range(4)]
+        >>> [answer for _, answer in in_order([(3, b"d"), (0, b"a"), (2, b"c")], asks, "round 1")]
+        [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
+    """
+    waiting, index, seen = dict[int, bytes | Lost](), 0, set[int]()
+    for come, answer in answers:
+        if come in seen or come not in range(len(asks)):
+            what = f"a second answer of clients {asks[come].clients}" if come in seen else f"an answer {come!r}"
+            rank_zero_only(log.warning)(f"{where}: trainer.backend brought {what}, which nobody asked: it is not used.")
+            continue
+        seen.add(come)
+        waiting[come] = answer
+        while index in waiting:
+            yield index, waiting.pop(index)
+            index += 1
+    for left in range(index, len(asks)):
+        yield left, waiting.get(left, Lost("trainer.backend brought no answer"))

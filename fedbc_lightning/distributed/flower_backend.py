@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fedbc_lightning.core.checks import above, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
@@ -18,9 +18,29 @@ from fedbc_lightning.distributed.interrupts import check
 log = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""Number of rounds in a row without any answer that end the run; that is no single client's fault."""
+"""Number of rounds in a row without any answer that end the run, and of processes that a message may lose."""
+CRASHED = 8
+"""Flower's code for a SuperNode's process that ended, or did not start in 30 seconds, as on a busy machine."""
 SECONDS_OF_WAIT = 0.1
 """Seconds between two looks for answers."""
+
+
+class _Sent(NamedTuple):
+    """A message on its way, and how many processes that were to answer it were lost.
+
+    Attributes:
+        of: What the answer belongs to: the index of a message of the server, or a SuperNode.
+        node: The SuperNode that is asked; None if there is none.
+        kind: What is asked for, as Flower names it.
+        parts: What the message holds.
+        num_losses: Number of processes.
+    """
+
+    of: int
+    node: int | None
+    kind: str
+    parts: dict[str, bytes]
+    num_losses: int = 0
 
 
 class Flower(Backend):
@@ -62,29 +82,27 @@ class Flower(Backend):
                 "flower --config ... --folder ...` writes; leave the backend out to train here."
             )
         self._nodes = dict[int, int]()  # client -> id of its SuperNode
-        self._queries: dict[str, int] | None = None  # id of a message that asks a SuperNode which client it is -> node
-        self._asked, self._num_lost = set[int](), 0
+        self._queries: dict[str, _Sent] | None = None  # messages by id that ask SuperNodes which client they are
+        self._known, self._num_lost = set[int](), 0
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         """Have the messages answered by the SuperNodes of their clients."""
         self._find_nodes({client for ask in asks for client in ask.clients})
-        waiting, answers, reason = dict[str, int](), 0, "there was nobody to ask"
+        waiting, answers, reason = dict[str, _Sent](), 0, "there was nobody to ask"
         come = list[tuple[int, bytes | Lost]]()
         for index, ask in enumerate(asks):
             (client,) = ask.clients
-            message = self._push(self._nodes.get(client), "train", {"start": start, "down": ask.down})
-            if message is None:
+            sent = _Sent(index, self._nodes.get(client), "train", {"start": start, "down": ask.down})
+            if not self._push(sent, waiting):
                 come.append((index, Lost("none of the SuperNodes that are connected is this client")))
-            else:
-                waiting[message] = index
         end = None if self.timeout is None else time.monotonic() + self.timeout
         while waiting or come:
             for index, answer in come:
                 reason, answers = (answer.reason, answers) if isinstance(answer, Lost) else (reason, answers + 1)
                 yield index, answer
-            come = [(waiting.pop(name), answer) for name, answer in self._pull(waiting)]
+            come = [*self._pull(waiting)]
             if end is not None and time.monotonic() > end:  # what comes later is never pulled
-                come += [(index, Lost(f"there was no answer in {self.timeout:g} s")) for index in waiting.values()]
+                come += [(sent.of, Lost(f"there was no answer in {self.timeout:g} s")) for sent in waiting.values()]
                 waiting.clear()
         self._num_lost = 0 if answers else self._num_lost + 1
         if self._num_lost >= MOST_LOSSES:
@@ -92,38 +110,42 @@ class Flower(Backend):
                 f"trainer.backend: Flower: no client has answered for {MOST_LOSSES} rounds; the last one: {reason}"
             )
 
-    def _push(self, node: int | None, kind: str, parts: dict[str, bytes]) -> str | None:
-        """Send a message to a SuperNode; return its id, or None if there is no such node any more."""
+    def _push(self, sent: _Sent, waiting: dict[str, _Sent]) -> bool:
+        """Send a message, which then waits under its id; return whether there is such a SuperNode."""
         from flwr.app import Message
 
-        if node is None:
-            return None
-        (name,) = [*self._grid.push_messages([Message(content_of(parts), node, kind)])] or [None]
-        return name
+        if sent.node is None:
+            return False
+        (name,) = [*self._grid.push_messages([Message(content_of(sent.parts), sent.node, sent.kind)])] or [None]
+        waiting |= {} if name is None else {name: sent}
+        return name is not None
 
-    def _pull(self, names: Sequence[str] | dict[str, Any]) -> Iterator[tuple[str, bytes | Lost]]:
-        """Yield the answers that have come to messages, with the messages' ids; if there are none, wait a little."""
+    def _pull(self, waiting: dict[str, _Sent]) -> Iterator[tuple[int, bytes | Lost]]:
+        """Yield the answers that have come, and ask again where only a process was lost; else wait a little."""
         check()
-        found = [*self._grid.pull_messages([*names])] if names else []
+        found = [*self._grid.pull_messages([*waiting])] if waiting else []
         for reply in found:
-            name = reply.metadata.reply_to_message_id
-            if name in names:
-                yield name, _answer_in(reply)
-        if names and not found:
+            sent = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:  # an answer that comes twice
+                continue
+            again = sent._replace(num_losses=sent.num_losses + 1)
+            has_crashed = reply.has_error() and reply.error.code == CRASHED and again.num_losses < MOST_LOSSES
+            if not (has_crashed and self._push(again, waiting)):
+                yield sent.of, _answer_in(reply)
+        if waiting and not found:
             Event().wait(SECONDS_OF_WAIT)
 
     def _find_nodes(self, clients: set[int]) -> None:
-        """Ask new SuperNodes which client they are; the first round waits for those of its clients."""
+        """Ask SuperNodes that have not told which client they are; the first round waits for those of its clients."""
         end = time.monotonic() + (self.wait if self._queries is None else 0)
         queries = self._queries = self._queries or {}
+        asked = {sent.of for sent in queries.values()}
         while True:
-            for node in {*self._grid.get_node_ids()} - self._asked:
-                self._asked.add(node)
-                name = self._push(node, "query", {})
-                if name is not None:
-                    queries[name] = node
-            for name, answer in self._pull(queries):
-                self._take_node(queries.pop(name), answer)
+            for node in {*self._grid.get_node_ids()} - self._known - asked:
+                asked.add(node)
+                self._push(_Sent(node, node, "query", {}), queries)
+            for node, answer in self._pull(queries):
+                self._take_node(node, answer)
             if clients <= self._nodes.keys() or time.monotonic() > end:
                 return
             if not queries:
@@ -131,9 +153,12 @@ class Flower(Backend):
 
     def _take_node(self, node: int, answer: bytes | Lost) -> None:
         """Note which client a SuperNode is."""
-        names = [*(self._names() or ())]
-        said = answer.reason if isinstance(answer, Lost) else answer.decode(errors="replace")
-        if isinstance(answer, Lost) or not (said in names or said.isdecimal()):
+        if isinstance(answer, Lost):
+            log.warning(f"SuperNode {node} does not tell which client it is, and is asked again: {answer.reason}.")
+            return
+        self._known.add(node)
+        names, said = [*(self._names() or ())], answer.decode(errors="replace")
+        if not (said in names or said.isdecimal()):
             known = f"one of {', '.join(names)}, or " if names else ""
             log.warning(
                 f"SuperNode {node} is no client of this run: {said!r}. Start it with --node-config 'client=...', "

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -187,8 +188,10 @@ def connect(address: str | None, num_cpus: int | None, setting: str) -> bool:
         own = {"num_cpus": num_cpus or cores}
         threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // own["num_cpus"])))
         environment["OMP_NUM_THREADS"] = threads  # shared out as among the processes of `devices`
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, (host, _, port) = signal.getsignal(signal.SIGTERM), address.rpartition("/")[2].rpartition(":")
     with mock.patch.dict(os.environ, environment), in_one_line(f"{setting}: ray: address {address}: "):
+        if port.isdecimal():  # for a quarter of an hour, Ray would try again where nothing answers
+            socket.create_connection((host.strip("[]"), int(port)), 20).close()
         ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, **own)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGTERM, handler)  # Ray's would end the process in the middle of a step

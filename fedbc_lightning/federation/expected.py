@@ -1,123 +1,118 @@
-"""What the server expects in the messages of clients: all of it is checked before anything is made or used of them."""
+"""What server and clients expect in each other's messages: all is checked before anything is made or used of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.data.datamodule import SPLITS
+from fedbc_lightning.data.datamodule import POOLED, SPLITS
+from fedbc_lightning.engines.choice import Kind
+from fedbc_lightning.federation.agreement import EVALUATED, values_for_clients
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
-from fedbc_lightning.federation.messages import Facts, Measured, MessageError, Up
-from fedbc_lightning.state import ClientStore
+from fedbc_lightning.federation.messages import Down, Facts, Measured, MessageError, RoundStart, Up
 
 # Most samples of a split of which a client may tell; the server keeps a number for each
 MOST_SAMPLES = 10**8
 # Most characters of the name of a column of clients.csv
 MOST_CHARACTERS = 200
 
+Predicate = Callable[[Any], bool]
 
-@dataclass(frozen=True)
-class Expected:
-    """What an answer must repeat of the messages that it answers.
+NUMBER = (float, int)
+DECLARED = "; a method declares by client_message, in declare_state, what its clients send"
+FORM = ": model, data, method, seed or settings of training are others here; give server and clients the same config"
+HINTS = {"messages": DECLARED, "records": DECLARED, "form": FORM}
 
-    Attributes:
-        form: Hash of what server and clients agree on.
-        round: Number of the round.
-        clients: Their numbers.
-        positions: Their places in the round; None for an evaluation, which has none.
-        answers: Hash of the messages that are answered.
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a kind.
+
+    Args:
+        value: The value; a tensor that is still to be made may stand on the device ``meta``.
+        kind: A type, where an integer is one from 0 on, a predicate, or an equal value; a tuple of kinds: one of them,
+            () nothing.
+
+    Example:
+        >>> fits([1, 2], each(int)), fits([1, True], each(int)), fits({"a": -1.0}, named({"a": (float, int)}, "a"))
+        (True, False, True)
     """
+    if isinstance(kind, tuple):
+        return any(fits(value, one) for one in kind)
+    if isinstance(kind, type):
+        # True is an int in Python, and no number here; a subclass such as a Parameter cannot come from bytes.
+        is_one = type(value) is kind
+        return is_one and (kind is not int or 0 <= value < 2**63)
+    return bool(kind(value)) if callable(kind) else repr(value) == repr(kind)
 
-    form: str
-    round: int
-    clients: list[int]
-    positions: list[int] | None
-    answers: str
+
+def each(kind: Any, number: int | None = None) -> Predicate:
+    """Return the kind of lists of values of a kind; None: of any number of them."""
+    return lambda given: isinstance(given, list) and number in (None, len(given)) and all(fits(v, kind) for v in given)
 
 
-def check_answer(found: Up | Measured, expected: Expected, federation: Federation) -> None:
+def named(kinds: Mapping[Any, Any] | Callable[[Any], Any], required: Collection[Any] = ()) -> Predicate:
+    """Return the kind of values by name, with their kinds or a function that tells them from the name."""
+    of = kinds if callable(kinds) else lambda name: kinds.get(name, ())
+    return lambda it: isinstance(it, dict) and {*required} <= {*it} and all(fits(v, of(k)) for k, v in it.items())
+
+
+def shaped(dtype: torch.dtype | None, *shapes: Sequence[int]) -> Predicate:
+    """Return the kind of tensors of a dtype, None: of floating numbers, and of one of these shapes; none: (n,)."""
+
+    def is_one(value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return False
+        has_shape = tuple(value.shape) in map(tuple, shapes) if shapes else value.ndim == 1
+        return has_shape and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+
+    return is_one
+
+
+def check_answer(found: Up | Measured, answers: str, clients: list[int], federation: Federation) -> None:
     """Raise unless a message holds, in each field, what clients of this method, model and state can send.
 
     Whether its numbers are finite is no part of it: a client whose numbers are not is ``nonfinite``.
 
     Args:
-        found: The message; tensors that are still to be made may stand on the device ``meta``.
-        expected: What it must repeat.
+        found: The message.
+        answers: Hash of the messages that it answers.
+        clients: Their clients.
         federation: The federation at the server.
 
     Raises:
         MessageError: It does not; the message names the field.
     """
-    for name, value in vars(expected).items():
-        if repr(getattr(found, name, None)) != repr(value):
-            raise MessageError(f"its {name} is {_short(getattr(found, name, None))}, and {value} was asked")
-    if isinstance(found, Up):
-        _check_up(found, federation)
-    else:
-        _check_measured(found)
-
-
-def _check_measured(found: Measured) -> None:
-    for split in _names("results", found.results, ("test", "val")):
-        tasks = found.results[split]
-        for task in _names(f"results of {split}", tasks, tasks):
-            what = f"results of {split}, {_short(task)}"
-            kind, client = task if isinstance(task, tuple) and len(task) == 2 else (None, None)
-            if not isinstance(kind, str) or type(client) is not int or client not in found.clients:
-                raise MessageError(f"its {what}, are none of its clients'")
-            names = _names(what, tasks[task], tasks[task])
-            _check_list(what, names, len(names), str)
-            _check_list(what, [*tasks[task].values()], len(names), float, int)
-    for key in _names("best_metrics", found.best_metrics, found.best_metrics):
-        held = found.best_metrics[key]
-        if not isinstance(key, str) or key.rpartition(" ")[2] not in map(str, found.clients):
-            raise MessageError(f"its best_metrics {_short(key)} are none of its clients'")
-        _check_list("best_metrics", held, len(held) if isinstance(held, list) else 0, list, type(None))
-        for values in filter(None, held):
-            _check_list("best_metrics", values, len(values), float, int)
-
-
-def _check_up(up: Up, federation: Federation) -> None:
-    layout, server, store = federation.layout, federation.server, federation.clients
-    places = {place.full_name for place in layout.places}.difference(layout.changing)
-    may_be_written = places.union(mark.name for mark in layout.frozen.marks)
-    if not isinstance(up.written, list) or not all(isinstance(k, str) and k in may_be_written for k in up.written):
-        raise MessageError(f"its written {_short(up.written)} are no frozen parameters or buffers of the model")
-    if up.written:
+    _check(found, {"answers": answers})
+    if isinstance(found, Measured):
+        values = named(lambda name: NUMBER if isinstance(name, str) else ())
+        task = each((str, _one_of(clients)), 2)
+        tasks = named(lambda name: values if isinstance(name, tuple) and fits([*name], task) else ())
+        best = _best_metrics(clients)
+        _check(found, {"results": named({"test": tasks, "val": tasks}), "best_metrics": best})
         return
-    number, z, kinds = len(up.clients), server.z, federation.declaration.client_messages
-    _check_list("valid", up.valid, number, bool)
-    _check_list("steps", up.steps, number, int)
-    _check_list("losses", up.losses, number, float, int)
-    shapes = {"vector": (number, len(z)), "number": (number,)}
-    _check_tensor("w", up.w, z.dtype, shapes["vector"])
-    _check_tensor("buffers", up.buffers, server["buffers"].dtype, (number, layout.num_buffers))
-    # Buffers whose shape changes lie among the counters.
-    shape = (number, len(server["counters"]))
-    _check_tensor("counters", up.counters, torch.int64, *([] if layout.changing else [shape]))
-    _check_tensor("step_size", up.step_size, None, (number, 1), shapes["vector"])
-    sent = {name: kind for name, kind in kinds.items() if kind in shapes}
-    for name in _names("messages", up.messages, sent, sent):
-        _check_tensor(f"messages '{name}'", up.messages[name], None, shapes[sent[name]])
+    layout, server, store, number = federation.layout, federation.server, federation.clients, len(clients)
+    _check(found, {"written": each(_one_of(_buffers(federation, layout.places).difference(layout.changing)))})
+    if found.written:
+        return
+    kinds, vector = federation.declaration.client_messages, (number, len(server.z))
+    sent = {"vector": shaped(None, vector), "number": shaped(None, (number,))}
     of_clients = {*store.scalar_names}.difference([TAKEN], federation.declaration.scalars_of_server)
-    for name in _names("scalars", up.scalars, of_clients):
-        _check_tensor(f"scalars '{name}'", up.scalars[name], None, shapes["number"])
-    vectors = [] if TAKEN in store.scalar_names else [name for name in store.names if name not in store.scalar_names]
-    for name in _names("rows", up.rows, vectors):
-        _check_list(f"rows '{name}'", up.rows[name], number, Tensor)
-        for row, num_samples in zip(up.rows[name], federation.sizes(up.clients), strict=True):
-            _check_row(f"rows '{name}'", row, store, name, (num_samples + 1) * len(server.model))
-    _check_list("records", up.records, number, dict)
-    columns = {name for name, kind in kinds.items() if kind == "column"}
-    columns |= {"num_steps"} | ({"grad_scale"} if federation.bench.scaler is not None else set())
-    for record in up.records:
-        _check_record(record, columns)
+    messages = {name: sent[kind] for name, kind in kinds.items() if kind in sent}
+    columns: dict[str, Any] = {name: NUMBER for name, kind in kinds.items() if kind == "column"} | {"num_steps": int}
+    columns |= {} if federation.bench.scaler is None else {"grad_scale": _is_scale}
+    _check(found, {
+        "valid": each(bool, number), "steps": each(int, number), "losses": each(NUMBER, number),
+        "w": shaped(server.z.dtype, vector), "step_size": shaped(None, (number, 1), vector),
+        "buffers": shaped(server["buffers"].dtype, (number, layout.num_buffers)), "counters": _counters(federation, number),
+        "messages": named(messages, messages), "scalars": named(dict.fromkeys(of_clients, sent["number"])),
+        "rows": named(_rows(federation, clients)),
+        "records": each(named(lambda name: columns.get(name, NUMBER if _is_logged(name) else ())), number),
+    })  # fmt: skip
 
 
 def check_facts(facts: Facts, client: int) -> None:
@@ -126,75 +121,127 @@ def check_facts(facts: Facts, client: int) -> None:
     Raises:
         MessageError: It does not.
     """
-    if repr(facts.clients) != repr([client]):
-        raise MessageError(f"its clients is {_short(facts.clients)}, and {[client]} was asked")
-    _check_list("counts", facts.counts, 1, dict)
-    for name in _names("counts", facts.counts[0], SPLITS, SPLITS):
-        counts = facts.counts[0][name]
-        _check_list(f"counts '{name}'", counts, max(1, len(counts) if isinstance(counts, list) else 1), int)
-        if sum(counts) > MOST_SAMPLES:
-            raise MessageError(f"its counts '{name}' are {sum(counts):,} samples, and at most {MOST_SAMPLES:,} can be")
+
+    def is_counts(value: Any) -> bool:
+        return fits(value, each(int)) and len(value) > 0 and sum(value) <= MOST_SAMPLES
+
+    _check(facts, {"clients": [client], "counts": each(named(dict.fromkeys(SPLITS, is_counts), SPLITS), 1)})
 
 
-def _short(value: Any) -> str:
-    """Return a value for a message, in one line and cut if it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) < 60 else f"{text[:60]} ..."
+def check_start(start: RoundStart, federation: Federation) -> None:
+    """Raise unless a message holds, in all fields but two, what a server can send to all clients of a round.
+
+    Args:
+        start: The message.
+        federation: The federation of a worker, which need not have the server's engine and buffers yet.
+
+    Raises:
+        MessageError: It does not; the message names the field.
+    """
+    places, rates = federation.layout.places, federation.schedule.learning_rates
+    hooks: dict[str, Any] = {"options": each(dict), "schedulers": each(dict), "evaluating": each(str)}
+    hooks |= {"frozen": each(str), "attributes": named(_kind_of_attribute)}
+    _check(start, {
+        "task": ("train", "evaluate"), "round": int, "grad_scale": _is_scale, "hooks": named(hooks, hooks),
+        "engine": tuple([kind, is_by_rule] for kind in get_args(Kind) for is_by_rule in (True, False)),
+        "learning_rates": None if rates is None else each(NUMBER, len(rates)),
+        "written": each(_one_of(_buffers(federation, ()))), "changing": each(_one_of(_buffers(federation, places))),
+    })  # fmt: skip
 
 
-def _check_list(name: str, values: Any, number: int, *kinds: type) -> None:
-    """Raise unless a value is a list of so many values of these types; integers must not be negative."""
-    if not isinstance(values, list) or len(values) != number:
-        raise MessageError(f"its {name} is {_short(values)}, and a list of {number} was expected")
-    for value in values:
-        # True is an int in Python, and no number here; a subclass such as a Parameter cannot come from bytes.
-        if type(value) not in kinds or (type(value) is int and not 0 <= value < 2**63):
-            wanted = f"{kinds[0].__name__}{' from 0 on' if kinds[0] is int else ''}"
-            raise MessageError(f"its {name} holds {_short(value)}, and {wanted} was expected")
+def check_values(start: RoundStart, federation: Federation, form: str) -> None:
+    """Raise unless a message of a server of this form holds the values that clients of this method and model read.
+
+    Raises:
+        MessageError: It does not.
+    """
+    like = values_for_clients(federation)
+    if start.task == "evaluate":
+        like = dict.fromkeys(EVALUATED, federation.server.model)
+    kinds = {k: _counters(federation) if "counters" in k else shaped(None, v.shape) for k, v in like.items()}
+    _check(start, {"form": form, "server": named(kinds, kinds)})
 
 
-def _check_tensor(name: str, value: Any, dtype: torch.dtype | None, *shapes: Sequence[int]) -> None:
-    """Raise unless a value is a tensor of a dtype, None: a floating one, and of one of these shapes; none: (n,)."""
-    if not isinstance(value, Tensor):
-        raise MessageError(f"its {name} is {_short(value)}, and a tensor was expected")
-    fits = value.is_floating_point() if dtype is None else value.dtype == dtype
-    fits &= tuple(value.shape) in {tuple(shape) for shape in shapes} if shapes else value.ndim == 1
-    if not fits:
-        wanted = f"{' or '.join(str(tuple(shape)) for shape in shapes) or '(n,)'} of {dtype or 'floating numbers'}"
-        raise MessageError(f"its {name} has the shape {tuple(value.shape)} of {value.dtype}, and {wanted} was expected")
+def check_down(down: Down, federation: Federation, task: str | None) -> None:
+    """Raise unless a message holds, in each field, what a server can send to some clients.
+
+    Args:
+        down: The message.
+        federation: The federation of a worker.
+        task: What they are asked for, see :class:`~fedbc_lightning.federation.messages.RoundStart`; None: for facts.
+
+    Raises:
+        MessageError: It does not; the message names the field.
+    """
+    is_pooled, store = federation.algorithm.trains_pooled and task == "train", federation.clients
+    one, more = _one_of([POOLED] if is_pooled else range(federation.datamodule.num_clients)), _one_of(range(1, 2**63))
+    _check(down, {"clients": lambda value: fits(value, each(one)) and 0 < len(value) == len({*value})})
+    number, rows = len(down.clients), _rows(federation, down.clients) if task else {}
+    if task == "evaluate":
+        rows = {name: rows[name] for name in federation.local_models.read_from([*rows])}
+    scalars = {name: shaped(None, (number,)) for name in store.scalar_names if task and name != TAKEN}
+    _check(down, {
+        "positions": each(int, number if task == "train" else 0),
+        "local": (None, named({"epochs": more}, ["epochs"]), named({"steps": more}, ["steps"])),
+        "scalars": named(scalars, scalars), "rows": named(rows, rows), "best_metrics": _best_metrics(down.clients),
+        "taken": each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0),
+    })  # fmt: skip
 
 
-def _check_row(what: str, row: Tensor, store: ClientStore, name: str, most: int) -> None:
-    """Raise unless a tensor may be a client's row; a table is any vector that has come, or zeros for each sample."""
-    start, shape = store.start(name), store.row_shape(name)
-    if shape is None and row.is_meta and row.numel() > most:
-        raise MessageError(f"its {what} has {row.numel():,} numbers, of which nearly all are 0")
-    _check_tensor(what, row, None if start.is_floating_point() else start.dtype, row.shape if shape is None else shape)
+def _check(message: Any, kinds: Mapping[str, Any]) -> None:
+    """Raise unless the fields of a message are of these kinds, see :func:`fits`."""
+    for name, kind in kinds.items():
+        value = getattr(message, name)
+        if not fits(value, kind):
+            is_tensor = isinstance(value, Tensor)
+            said = f"{tuple(value.shape)} of {value.dtype}" if is_tensor else " ".join(repr(value).split())
+            said = said if len(said) < 60 else f"{said[:60]} ..."
+            raise MessageError(f"its {name} cannot be {said}{HINTS.get(name, '')}")
 
 
-def _names(field: str, given: Any, known: Collection[Any], required: Collection[Any] = ()) -> list[Any]:
-    """Return the names in a mapping, or raise unless all of them are known and none is missing that is required."""
-    if not isinstance(given, Mapping):
-        raise MessageError(f"its {field} is {_short(given)}, and values by name were expected")
-    wrong = [name for name in given if name not in known]
-    if wrong:
-        hint = "; the method declares what it sends by client_message, in declare_state" if field == "messages" else ""
-        raise MessageError(f"its {field} {_short(wrong[0])} is not known{hint}")
-    missing = [name for name in required if name not in given]
-    if missing:
-        raise MessageError(f"its {field} '{missing[0]}' is missing")
-    return list(given)
+def _one_of(known: Collection[Any]) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, str) and value in known
 
 
-def _check_record(record: Mapping[Any, Any], columns: Collection[str]) -> None:
-    """Raise unless a client's row has known columns alone, and numbers in them."""
-    for name, value in record.items():
-        is_logged = isinstance(name, str) and name.startswith("train_")
-        if not (name in columns or (is_logged and name.isprintable() and len(name) <= MOST_CHARACTERS)):
-            raise MessageError(
-                f"its records have the column {_short(name)}, which is not known; the method declares a column by "
-                "client_message, in declare_state"
-            )
-        _check_list(f"records '{name}'", [value], 1, *([int] if name == "num_steps" else [float, int]))
-        if name == "grad_scale" and not 0 < value < math.inf:
-            raise MessageError(f"its records '{name}' is {value}, which is no scale")
+def _kind_of_attribute(place: Any) -> Any:
+    return (lambda value: True) if isinstance(place, tuple) and fits([*place], each(str, 2)) else ()
+
+
+def _is_scale(value: Any) -> bool:
+    return bool(fits(value, NUMBER) and 0 < value < math.inf)
+
+
+def _is_logged(name: Any) -> bool:
+    is_train = isinstance(name, str) and name.startswith("train_")
+    return is_train and name.isprintable() and len(name) <= MOST_CHARACTERS
+
+
+def _buffers(federation: Federation, places: Sequence[Any]) -> set[str]:
+    """Return the names of frozen parameters, of those that are treated as buffers, and of these buffers."""
+    layout = federation.layout
+    return {*layout.written, *(mark.name for mark in layout.frozen.marks), *(place.full_name for place in places)}
+
+
+def _counters(federation: Federation, *number: int) -> Predicate:
+    # Buffers whose shape changes lie among the counters.
+    shape = (*number, len(federation.server["counters"]))
+    return shaped(torch.int64, *([] if federation.layout.changing else [shape]))
+
+
+def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
+    """Return the kinds of the clients' vectors that travel; a table is any vector that has come, or some zeros."""
+    store, sizes = federation.clients, federation.sizes(clients)
+    most = (max(sizes) + 1) * len(federation.server.model)
+
+    def kind_of(name: str) -> Predicate:
+        start, shape = store.start(name), store.row_shape(name)
+        fitting = shaped(None if start.is_floating_point() else start.dtype, *([] if shape is None else [shape]))
+        return each(lambda row: fits(row, fitting) and (shape or not row.is_meta or row.numel() <= most), len(sizes))
+
+    travel = [] if TAKEN in store.scalar_names else [name for name in store.names if name not in store.scalar_names]
+    return {name: kind_of(name) for name in travel}
+
+
+def _best_metrics(clients: list[int]) -> Predicate:
+    names, held = [*map(str, clients)], each((None, each(NUMBER)))
+    return named(lambda key: held if isinstance(key, str) and key.rpartition(" ")[2] in names else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.aggregation import AveragedBuffers
+from fedbc_lightning.server.arrived_updates import forget_lost
 from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, Weights, WrittenParametersError
 
 
@@ -78,6 +79,8 @@ class Federation:
         fingerprint: What must be equal for a checkpoint to be resumed.
         bench: The workbench of local steps.
         engine: Trains the clients on the workbench.
+        engine_kind: Its kind.
+        is_engine_by_rule: Whether ``engine: auto`` has chosen it.
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
         channel: What every message between clients and server passes.
@@ -110,22 +113,19 @@ class Federation:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.weights()
-        self._is_engine_by_rule = engine == "auto"
+        self.is_engine_by_rule = engine == "auto"
         # By the expected number of clients per process: a Poisson sampler's own number depends on the seed.
-        self.engine_kind: choice.Kind = (
-            choice.choose(self.bench, algorithm, self.participation.num_sampled // fabric.world_size)
-            if engine == "auto"
-            else engine
-        )
+        number = self.participation.num_sampled // fabric.world_size
+        self.engine_kind: choice.Kind = choice.choose(self.bench, algorithm, number) if engine == "auto" else engine
         self.agreed: dict[str, Any] = {}
-        self.train_elsewhere: Callable[[Participants, Sums], results.TrainedShare] | None = None
+        self.train_elsewhere: Callable[[Participants, Tensor, list[str]], Iterator[Cohort]] | None = None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(initial)
 
     def _prepare(self, initial: Weights) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
-        self.engine = choice.make_engine(self.engine_kind, self.bench, self._is_engine_by_rule)
+        self.engine = choice.make_engine(self.engine_kind, self.bench, self.is_engine_by_rule)
         algorithm.check(self.engine)
         if algorithm.fine_tuning is not None:
             self.engine.check_losses(type(algorithm).__name__)
@@ -202,6 +202,17 @@ class Federation:
         up = exchanges * (first_up + more_up * num_parameters * size + buffers + 4 * algorithm.scalars_up)
         return down, up
 
+    def take_engine(self, kind: choice.Kind, is_by_rule: bool) -> None:
+        """Train with an engine of this kind; call this before anything is trained.
+
+        Raises:
+            NotVectorizableError: That engine cannot train this module.
+        """
+        if (kind, is_by_rule) != (self.engine_kind, self.is_engine_by_rule):
+            self.algorithm.check(choice.make_engine(kind, self.bench.renewed()))  # before anything changes
+            self.engine_kind, self.is_engine_by_rule = kind, is_by_rule
+            self._prepare_again(self.layout.weights())
+
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values at server and clients.
 
@@ -273,10 +284,10 @@ class Federation:
         sums = Sums(self.user.device)
         # Each rank trains its share of S_t; the sums then are those of all ranks, in float64, so that z does not depend
         # on how many there are.
-        if self.train_elsewhere is not None:
-            trained = self.train_elsewhere(participants, sums)
-        else:
-            trained = self._train_share(participants.late, sums)
+        trained = self._train_share(participants, sums)
+        server.ids = participants.ids  # without those that were lost elsewhere
+        if self.algorithm.buffer_size is not None:
+            forget_lost(server, self.clients)
         server.records, counters = results.join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
@@ -313,72 +324,67 @@ class Federation:
         """Set a workbench, by default that of the run, to the rates and the scale of a round."""
         (bench or self.bench).start_round(round, self.grad_scale, self.schedule.learning_rates)
 
-    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> results.TrainedShare:
-        """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
-        server = self.server
-        share = deal(self.participation.num_steps(server.ids), self.fabric.world_size)[self.fabric.global_rank]
+    def _train_share(self, participants: Participants, sums: Sums) -> results.TrainedShare:
+        """Have this rank's clients of the round trained, here or elsewhere, and take what they send into the sums."""
+        server, written = self.server, list[str]()
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
         # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
+        for cohort in (self.train_elsewhere or self._train_here)(participants, received, written):
+            self.take(cohort, sums)
+            records.extend(zip(cohort.positions, cohort.records, strict=True))
+            if counters.numel() and cohort.valid.any():
+                # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
+                some = slice(self.layout.num_counters)
+                counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
+        return results.TrainedShare(records, counters, list(dict.fromkeys(written)))
 
-        def train() -> None:
-            for positions in self.cohorts(share, late):
-                cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
-                records.extend(zip(positions, cohort.records, strict=True))
-                self.take_counters(counters, cohort)
-
-        written = self.written_by(train, len(share))  # all ranks are to hear of it
-        return results.TrainedShare(records, counters, written)
-
-    def cohorts(self, positions: Sequence[int], late: Collection[int]) -> list[list[int]]:
-        """Return the clients of the round that are trained together, by their positions in it.
+    def _train_here(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
+        """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others.
 
         Args:
-            positions: Positions of the clients that are asked for.
+            participants: The clients of the round.
+            received: The z (d,) that they have received.
+            written: Names of the frozen parameters that they write are added to it, for all ranks to hear of.
+        """
+        server, late, there = self.server, participants.late, participants.positions
+        share = deal(self.participation.num_steps(server.ids), self.fabric.world_size)[self.fabric.global_rank]
+
+        def trained() -> Iterator[Cohort]:
+            for positions in self.cohorts([there[k] for k in share], late):
+                ids = [server.sampled[position] for position in positions]
+                cohort = self.make_cohort(ids, positions, late.get(ids[0]))
+                # The method's terms refer to the z that the client knows, not to the server's exact one.
+                with received_by_clients(server, received):
+                    self.train_clients(cohort)
+                yield cohort
+
+        return self.noting_writes(trained(), len(share), written)
+
+    def cohorts(self, positions: Sequence[int], late: Collection[int]) -> list[list[int]]:
+        """Return the clients of the round that are trained together, by their places among those that are sampled.
+
+        Args:
+            positions: Places of the clients that are asked for.
             late: The clients that train for less than the others.
         """
-        ids = self.server.ids
+        ids = self.server.sampled
         # A straggler takes fewer steps than a cohort could share, and the pooled data has a loader of its own.
         alone = {position for position, client in enumerate(ids) if client in late or client == POOLED}
         return self.engine.group(positions, self.participation.num_steps(ids), alone)
 
-    def written_by(self, train: Callable[[], object], num_clients: int) -> list[str]:
-        """Call a function that trains clients of the round in this process; return the frozen parameters it wrote."""
+    def noting_writes(self, trained: Iterator[Any], num_clients: int, written: list[str]) -> Iterator[Any]:
+        """Pass on what trains clients of the round in this process; add the frozen parameters it writes to a list."""
         self.bench.work.start_round(num_clients)
         if self.server.round == 1:
             self.user.shim.reads.clear()
         self.engine.start_round()
         try:
             self.layout.check_trainable(f"a hook before round {self.server.round}")
-            train()
+            yield from trained
             self.layout.check_trainable(is_round_over=True)
         except WrittenParametersError as error:
-            return error.names
-        return []
-
-    def take_counters(self, counters: Tensor, cohort: Cohort) -> None:
-        """Take the integer buffers of a cohort into the largest ones of the round."""
-        if counters.numel() and cohort.valid.any():
-            # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
-            some = slice(self.layout.num_counters)
-            counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
-
-    def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
-        """Train a cohort by the method's client half, then call the server's parts with it.
-
-        Args:
-            positions: Places of its clients in the round.
-            sums: The sums of the round.
-            received: The z (d,) that its clients have received.
-            local: Its local training if it is that of a client that trains for less; None for the trainer's.
-        """
-        cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
-        cohort.local = local
-        # The method's terms refer to the z that the client knows, not to the server's exact one.
-        with received_by_clients(self.server, received):
-            self.train_clients(cohort)
-        self.take(cohort, sums)
-        return cohort
+            written += error.names
 
     def train_clients(self, cohort: Cohort) -> None:
         """Do the clients' half of a round: train a cohort, stage what it keeps, and replace its w by what it sends."""
@@ -411,9 +417,10 @@ class Federation:
             return [int(self._num_samples[self.participation.clients].sum())]
         return self._num_samples[clients].tolist()
 
-    def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
-        """Clients of this round, by their positions in it, that are trained together."""
+    def make_cohort(self, clients: list[int], positions: list[int], local: LocalTraining | None = None) -> Cohort:
+        """Clients of this round that are trained together; ``local``: their training if it is less than the others'."""
         cohort = Cohort(clients, positions, self.sizes(clients), self.clients, self.user.device)
+        cohort.local = local
         cohort.start_counters = self.server["counters"].expand(len(clients), -1)
         for part in self._client_parts:
             part.begin(cohort)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
-from fedbc_lightning.federation.messages import Down, MessageError, Rows, Up, decode, encode
+from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Rows, Up, decode, encode
 from fedbc_lightning.state import ClientStore, StateDeclaration
 
 # Name of the client scalar at the server: the last round whose message has become part of z; -1: none
@@ -71,11 +71,12 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     return replace(down, rows={name: [rows[name] for rows in found] for name in start})
 
 
-def keep_rows(places: MutableMapping[str, bytes], down: Down, up: Up) -> Up:
+def keep_rows(places: MutableMapping[str, bytes], start: RoundStart, down: Down, up: Up) -> Up:
     """Keep the vectors of clients that have trained, beside those from which they went on.
 
     Args:
         places: What the clients keep, by their numbers.
+        start: What all clients of the round were sent.
         down: The message with the vectors before.
         up: The message of the clients, with the vectors that they have staged.
 
@@ -85,5 +86,5 @@ def keep_rows(places: MutableMapping[str, bytes], down: Down, up: Up) -> Up:
     for k, client in enumerate(down.clients):
         before = {name: rows[k] for name, rows in down.rows.items()}
         after = before | ({name: rows[k] for name, rows in up.rows.items()} if up.valid[k] else {})
-        places[str(client)] = encode(Rows(up.form, {down.taken[k]: before, up.round: after}))
+        places[str(client)] = encode(Rows(start.form, {down.taken[k]: before, start.round: after}))
     return replace(up, rows={})

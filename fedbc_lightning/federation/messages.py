@@ -1,7 +1,8 @@
 """What travels between the server and clients that are elsewhere: typed messages, and their form as bytes.
 
 In a round the server sends one :class:`RoundStart`, which is the same for all clients, and a :class:`Down` for the
-clients of each message; what comes back is an :class:`Up`. As bytes, a message is a safetensors file whose metadata
+clients of each message; what comes back is an :class:`Up`. A :class:`Down` alone, before the first round, asks for
+:class:`Facts`. As bytes, a message is a safetensors file whose metadata
 holds all that is no tensor as JSON: nothing in it is ever run, so it may come from anybody.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 
 # Version of these messages; a server and its clients must speak the same
-VERSION = "1"
+VERSION = "2"
 
 # Least number of elements of a vector that is shortened, and most distinct numbers of one that is sent by their index
 LEAST_SHORTENED, MOST_DISTINCT = 1024, 256
@@ -42,7 +43,9 @@ class RoundStart:
 
     Attributes:
         form: Hash of what server and clients must agree on, see :func:`form_of`.
-        round: Number of the round, 1..T.
+        task: What they are asked for.
+        round: Number of the round, 1..T; 0 for an evaluation before the first.
+        engine: Kind of the engine that trains them, and whether a rule of the server has chosen it.
         server: The values of the server that clients read, by name: z as they receive it, buffers, counters, and what
             the method has declared for them; for an evaluation, the global model that is evaluated and the one beside
             which clients have their own, each with its integer buffers.
@@ -54,7 +57,9 @@ class RoundStart:
     """
 
     form: str
+    task: Literal["train", "evaluate"]
     round: int
+    engine: list[Any]
     server: dict[str, Tensor]
     learning_rates: list[float] | None
     grad_scale: float
@@ -69,21 +74,19 @@ class Down:
 
     Attributes:
         clients: Their numbers.
-        positions: Their places in the round.
-        local: How they train if they are stragglers that do less; None: as all others.
+        positions: Their places among the clients that are sampled.
+        local: Number of ``epochs`` or of ``steps`` of stragglers, which do less; None: as all others.
         scalars: Their declared scalars, (K,) each, by name.
         rows: Their declared vectors, a list of K by name; none where these stay with them.
-        task: What they are asked for: to train, to evaluate, or facts about their data.
         taken: Where their vectors stay with them, the last round of each whose message has become part of z; -1: none.
         best_metrics: For an evaluation, the best values so far of their metrics that keep these.
     """
 
     clients: list[int]
     positions: list[int]
-    local: dict[str, Any] | None
+    local: dict[str, int] | None
     scalars: dict[str, Tensor]
     rows: dict[str, list[Tensor]]
-    task: Literal["train", "evaluate", "facts"] = "train"
     taken: list[int] = field(default_factory=list)
     best_metrics: dict[str, Any] = field(default_factory=dict)
 
@@ -93,10 +96,6 @@ class Up:
     """What K clients that have trained together send to the server.
 
     Attributes:
-        form: As in :class:`RoundStart`.
-        round: Number of the round.
-        clients: Their numbers.
-        positions: Their places in the round.
         valid: Whether the weights and the state of each are finite.
         w: (K, d) what the channel lets through of their models: w_i, or Δ_i where a part of it changes updates.
         buffers: (K, b) floating-point buffers.
@@ -109,13 +108,9 @@ class Up:
         losses: Mean loss of each.
         records: What each has counted and logged, by column of ``clients.csv``.
         written: Names of the frozen parameters that training has written; then all else counts nothing.
-        answers: Hash of the messages that this one answers, with which no other round or run has asked.
+        answers: Hash of the messages that this one answers, in which all stands about run, round and clients.
     """
 
-    form: str
-    round: int
-    clients: list[int]
-    positions: list[int]
     valid: list[bool]
     w: Tensor
     buffers: Tensor
@@ -163,17 +158,11 @@ class Measured:
     """What clients have measured.
 
     Attributes:
-        form: As in :class:`RoundStart`.
-        round: Number of the round.
-        clients: Their numbers.
         results: The values of each task by split, see :class:`~fedbc_lightning.evaluation.measurement.Results`.
         best_metrics: As in :class:`Down`, with these values.
         answers: As in :class:`Up`.
     """
 
-    form: str
-    round: int
-    clients: list[int]
     results: dict[str, dict[tuple[str, int], dict[str, float]]]
     best_metrics: dict[str, Any]
     answers: str = ""
@@ -327,18 +316,3 @@ def form_of(*parts: Any) -> str:
     """Return a hash of what server and clients must agree on, such as the layout of models and the declared state."""
     text = json.dumps([VERSION, *parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def check_shapes(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """Raise a MessageError unless tensors have the names, shapes and dtypes that are expected.
-
-    Args:
-        given: The tensors of a message by name.
-        expected: A tensor of the right shape and dtype for each name.
-        what: Name of these tensors in the message.
-    """
-    for name in {**given, **expected}:
-        if name not in given or name not in expected:
-            raise MessageError(f"{what} '{name}' is {'missing' if name not in given else 'not known'}")
-        if (given[name].shape, given[name].dtype) != (expected[name].shape, expected[name].dtype):
-            raise MessageError(f"{what} '{name}' has the shape {tuple(given[name].shape)} of {given[name].dtype}")

@@ -178,9 +178,14 @@ class Participants(NamedTuple):
     after: int = 0
 
     @property
+    def positions(self) -> list[int]:
+        """Places among the sampled clients of those whose work the server uses."""
+        return [position for position, client in enumerate(self.sampled) if client not in self.missing]
+
+    @property
     def ids(self) -> list[int]:
         """The sampled clients whose work the server uses, in the order of sampling."""
-        return [client for client in self.sampled if client not in self.missing]
+        return [self.sampled[position] for position in self.positions]
 
 
 class Participation:

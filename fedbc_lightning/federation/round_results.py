@@ -130,9 +130,11 @@ def record_missing(server: ServerState, participants: Participants, num_samples:
         participants: The clients that were sampled in the round.
         num_samples: Number of training samples of every client, (N,).
     """
+    records = {record["client"]: record for record in server.records}
     for client in participants.sampled:
-        if client in participants.missing:
-            server.records.append(_row(client, num_samples, participants.missing[client]))
+        if client in participants.missing:  # and an older update of it may have arrived
+            records.setdefault(client, _row(client, num_samples, "absent"))["status"] = participants.missing[client]
+    server.records = [*records.values()]
     for record in server.records:
         if record["client"] in participants.seconds:
             record["seconds"] = participants.seconds[record["client"]]

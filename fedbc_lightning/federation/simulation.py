@@ -102,7 +102,8 @@ class Simulation:
             # on resume by another hash.
             self._hash = int.from_bytes(sha256(repr((before, drawn)).encode()).digest()[:6], "big")
             self._latest = drawn._replace(before=before, after=self._hash)
-        return self._latest
+        # A client that is lost elsewhere is noted there, and may be asked again if the round begins again.
+        return self._latest._replace(missing={**self._latest.missing}, seconds={**self._latest.seconds})
 
     def stage(self, server: ServerState, participants: Participants) -> None:
         """Give the server the participants of its round, and stage the hash of the rounds up to this one.
@@ -111,7 +112,8 @@ class Simulation:
             ConfigurationError: The rounds before were others than in the run that is resumed, whose updates may be on
                 their way.
         """
-        server.ids, server.arrivals = participants.ids, participants.arrivals or []
+        server.sampled, server.ids = participants.sampled, participants.ids
+        server.arrivals = participants.arrivals or []
         if participants.sampled and not (server.ids or server.arrivals):
             server.warn_once(
                 "nobody",

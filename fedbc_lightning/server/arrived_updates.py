@@ -48,6 +48,22 @@ class Staleness:
         return 1.0
 
 
+# In place of the version of an update that was lost on its way
+LOST = -2.0
+
+
+def forget_lost(server: ServerState, clients: ClientStore) -> None:
+    """Let updates that were lost on their way never arrive: those of this round, and in it those of earlier ones."""
+    lost, before = [client for client in server.sampled if client not in server.ids], clients.scalar("version")
+    server.arrivals = [
+        arrival
+        for arrival in server.arrivals
+        if (arrival.client not in lost if arrival.version == server.round - 1 else before[arrival.client] != LOST)
+    ]
+    if lost:
+        clients.stage("version", lost, torch.full((len(lost),), LOST, dtype=torch.float64))
+
+
 class ArrivedUpdates(ServerCallback):
     """Base of parts that take the updates that arrive in a round, in which other clients start.
 
@@ -66,7 +82,7 @@ class ArrivedUpdates(ServerCallback):
         self.staleness = staleness
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare the message of each client (d + b,), and the version of z that it received; -1: none yet."""
+        """Declare the message of each client (d + b,), and its version of z; -1: none yet, -2: it was lost."""
         state.client_model("in_flight")
         state.client_scalar("version", -1.0)
 

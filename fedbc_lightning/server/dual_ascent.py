@@ -38,7 +38,7 @@ class DualAscent(ServerCallback):
         dual_momentum_style: ``"client"`` changes a client's velocity only in rounds in which it takes part.
             ``"public"`` does as the public code: after each sampled client in turn, *every* client's velocity decays
             and moves its λ_i and γ_i. There, absent clients move on with their velocity, v is not reset at the clip,
-            and a client whose model is not finite still counts as a turn.
+            and a sampled client that drops out still counts as a turn.
 
     Raises:
         ConfigurationError: A value is out of range, or ``tolerance_lr`` is given with a fixed tolerance.
@@ -116,7 +116,7 @@ class DualAscent(ServerCallback):
         state = self.state(cohort)
         self.step(state, distance - state["tolerance"], state["dual"])
         if self.style == "public":
-            self.coast(state, [len(server.ids) - 1 - position for position in cohort.positions])
+            self.coast(state, [len(server.sampled) - 1 - position for position in cohort.positions])
         for name, value in state.items():
             cohort.stage(name, value)
 
@@ -125,7 +125,7 @@ class DualAscent(ServerCallback):
         if self.style != "public":
             return
         state = {name: clients.scalar(name) for name in self._names}
-        self.coast(state, len(server.ids))
+        self.coast(state, len(server.sampled))
         trained = torch.tensor([record["client"] for record in server.valid_records])
         for name, values in state.items():
             values[trained] = clients.scalar(name, staged=True)[trained]

@@ -157,7 +157,8 @@ class ServerState:
     Attributes:
         values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist;
             ``local_parameters`` (p,), the initial ones, exists where the clients keep some.
-        ids: The clients sampled in this round, in the order of sampling.
+        sampled: The clients sampled in this round, in the order of their turns.
+        ids: Those of them that train and send, in this order.
         arrivals: The updates that arrive in this round, in their order, of a method whose clients train asynchronously.
         records: One dict per sampled client of this round, its row of ``clients.csv``.
         metrics: The numbers that server callbacks log in this round, by name.
@@ -185,6 +186,7 @@ class ServerState:
             self.values[name] = torch.tensor(number, dtype=torch.float64)
         self._staged: dict[str, Tensor] = {}
         self._committed = self.values  # the same object but for values that were replaced in this round
+        self.sampled: list[int] = []
         self.ids: list[int] = []
         self.arrivals: list[Arrival] = []
         self.records: list[dict[str, Any]] = []

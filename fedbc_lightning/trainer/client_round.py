@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import replace
+from functools import partial
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -13,19 +14,13 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.federation import checkpoint_content, elsewhere
+from fedbc_lightning.federation import checkpoint_content, worker
+from fedbc_lightning.federation.agreement import form
+from fedbc_lightning.federation.expected import check_down, check_start, check_values
+from fedbc_lightning.federation.facts import facts_of
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
-from fedbc_lightning.federation.messages import (
-    Down,
-    Measured,
-    MessageError,
-    MessageHash,
-    RoundStart,
-    Up,
-    decode,
-    encode,
-)
+from fedbc_lightning.federation.messages import Down, Measured, MessageHash, RoundStart, Up, decode, encode
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
 from fedbc_lightning.run.identity import Identity, settings_of
@@ -98,69 +93,65 @@ class ClientRound(RunView):
         self._round: RoundStart | None = None
         self._decoded: tuple[bytes, RoundStart, MessageHash] | None = None
 
-    def work(self, start: RoundStart, down: Down) -> Up:
-        """Train the clients of a message.
+    def work(self, start: RoundStart, down: Down) -> Up | Measured:
+        """Train the clients of a message, or evaluate the global model and own models of theirs.
 
         Args:
-            start: What the server sends to all clients of the round.
+            start: What the server sends to all clients of a round or an evaluation.
             down: What it sends to these clients.
 
         Returns:
             What they send to the server. Its tensors are valid until the next call.
 
         Raises:
-            MessageError: The messages are of another run.
+            MessageError: The messages are of another run, or a field cannot be what it is.
         """
-        if self._is_new(start):
-            elsewhere.take_start(self.federation, start)
-            self.federation.load_global()
-            self.federation.user.shim.set(training=True)
-            self._round = start
-        down = rows_before(self.rows, self.federation.clients, start.form, down)
-        up = elsewhere.work(self.federation, start, down)
+        federation, run = self.federation, self._run
+        assert run is not None
+        if start is not self._round:
+            self._begin(start)
+        check_down(down, federation, start.task)
+        down = rows_before(self.rows, federation.clients, start.form, down)
+        if start.task == "evaluate":
+            return worker.evaluate(federation, run.evaluator, start, down)
+        up = worker.work(federation, down)
         if up.written:
-            self.federation.layout.frozen.put_back(self._frozen)
-        return keep_rows(self.rows, down, up) if down.taken else up
+            federation.layout.frozen.put_back(self._frozen)
+        return keep_rows(self.rows, start, down, up) if down.taken else up
 
-    def evaluate(self, start: RoundStart, down: Down) -> Measured:
-        """Evaluate the global model and own models of the clients of a message; see :meth:`work`."""
-        self._is_new(start)
-        self._round = start
-        assert self._run is not None
-        down = rows_before(self.rows, self.federation.clients, start.form, down)
-        return elsewhere.evaluate(self.federation, self._run.evaluator, start, down)
-
-    def _is_new(self, start: RoundStart) -> bool:
-        """Return whether messages are the first ones of a round or an evaluation; take over what holds for them all."""
-        if start is self._round:
-            return False
-        self._round = None  # if the round is refused, so is every message of it
+    def _begin(self, start: RoundStart) -> None:
+        """Begin a round or an evaluation; if it is refused, so is every message of it."""
+        self._round = None
+        self._agree(start)
         federation, progress = self.federation, self.progress
-        layout = federation.layout
-        federation.take_as_changing([name for name in start.changing if name not in layout.changing])
-        federation.take_as_buffers([name for name in start.written if name not in layout.written])
-        if start.form != elsewhere.form(federation, self._hashes):
-            raise MessageError(
-                "the server's model, data, method, seed or settings of local training are others than this client's; "
-                "give both the same config"
-            )
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
         checkpoint_content.put_back(federation, start.hooks)
         federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)
-        return True
+        if start.task == "train":
+            worker.take_start(federation, start)
+        self._round = start
+
+    def _agree(self, start: RoundStart) -> None:
+        """Take over by which engine and with which buffers clients train; raise unless all else fits this worker."""
+        federation, layout = self.federation, self.federation.layout
+        check_start(start, federation)
+        federation.take_engine(*start.engine)
+        federation.take_as_changing([name for name in start.changing if name not in layout.changing])
+        federation.take_as_buffers([name for name in start.written if name not in layout.written])
+        check_values(start, federation, form(federation, self._hashes))
 
     def answer(self, start: bytes, down: bytes) -> bytes:
-        """Do what a message asks for, with messages as bytes: :meth:`work`, :meth:`evaluate`, or facts about data."""
-        asked = decode(down, Down)
-        if asked.task == "facts":
-            return encode(elsewhere.facts_of(self.federation.datamodule, asked.clients))
+        """Do :meth:`work` with messages as bytes; without a first message, tell facts about the clients' data."""
+        if not start:
+            asked = decode(down, Down, partial(check_down, federation=self.federation, task=None))
+            return encode(facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
         if self._decoded is None or start != self._decoded[0]:
-            self._decoded = start, decode(start, RoundStart), MessageHash(start)
+            self._decoded = start, decode(start, RoundStart, self._agree), MessageHash(start)
         _, begun, started = self._decoded
-        do = self.evaluate if asked.task == "evaluate" else self.work
-        return encode(replace(do(begun, asked), answers=started.then(down)))
+        asked = decode(down, Down, partial(check_down, federation=self.federation, task=begun.task))
+        return encode(replace(self.work(begun, asked), answers=started.then(down)))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

@@ -23,7 +23,7 @@ from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.data import SitesDataModule
-from fedbc_lightning.federation.elsewhere import ask_for_facts
+from fedbc_lightning.federation.facts import ask_for_facts
 from fedbc_lightning.module.adapter import check_module, forget_hooks, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan

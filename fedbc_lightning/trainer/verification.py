@@ -94,29 +94,25 @@ def _kept(path: Path) -> bytes:
         raise ConfigurationError(f"round: '{path}' cannot be read ({error.strerror}), and it is part of it.") from None
 
 
-def _differences(sent: Any, again: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def _differences(sent: Any, now: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield what differs in two messages: numbers by how much of the largest one of a tensor, all else by infinity."""
-    if (
-        isinstance(sent, Tensor)
-        and isinstance(again, Tensor)
-        and (sent.shape, sent.dtype) == (again.shape, again.dtype)
-    ):
+    if isinstance(sent, Tensor) and isinstance(now, Tensor) and (sent.shape, sent.dtype) == (now.shape, now.dtype):
         if sent.is_floating_point() and sent.numel():
-            both = torch.stack([sent.double().flatten(), again.double().flatten()])
+            both = torch.stack([sent.double().flatten(), now.double().flatten()])
             one, other = both[:, ~(both[0] == both[1]) & ~both.isnan().all(dim=0)]
             scale = max(float(both[0].nan_to_num(0, 0, 0).abs().max()), torch.finfo(torch.float32).tiny)
             # NaN on one side alone is no number that could be near to another one.
             yield name, float(((one - other).abs() / scale).nan_to_num(math.inf, math.inf).max()) if len(one) else 0.0
-        elif not torch.equal(sent, again):
+        elif not torch.equal(sent, now):
             yield name, math.inf
-    elif isinstance(sent, float) and isinstance(again, float):
-        one, other = torch.tensor([[sent], [again]], dtype=torch.float64)
+    elif isinstance(sent, float) and isinstance(now, float):
+        one, other = torch.tensor([[sent], [now]], dtype=torch.float64)
         yield from _differences(one, other, name)
-    elif isinstance(sent, dict) and isinstance(again, dict):
-        for key in {**sent, **again}:
-            yield from _differences(sent.get(key), again.get(key), f"{name}.{key}".lstrip("."))
-    elif isinstance(sent, list) and isinstance(again, list) and len(sent) == len(again):
-        for k, pair in enumerate(zip(sent, again, strict=True)):
+    elif isinstance(sent, dict) and isinstance(now, dict):
+        for key in {**sent, **now}:
+            yield from _differences(sent.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif isinstance(sent, list) and isinstance(now, list) and len(sent) == len(now):
+        for k, pair in enumerate(zip(sent, now, strict=True)):
             yield from _differences(*pair, f"{name}[{k}]")
-    elif type(sent) is not type(again) or isinstance(sent, (Tensor, list)) or sent != again:
+    elif type(sent) is not type(now) or isinstance(sent, (Tensor, list)) or sent != now:
         yield name, math.inf

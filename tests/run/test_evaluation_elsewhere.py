@@ -104,15 +104,12 @@ class Losing(MessagesOnly):
 
     def work(self, start, asks):
         for index, answer in super().work(start, asks):
-            spoilt = answer
-            if b"Measured" in answer[:1000] and asks[index].clients == [2]:
-                spoilt = Lost("its machine was lost")
-            elif b"Measured" in answer[:1000] and asks[index].clients in ([3], [4]):
+            (client,) = asks[index].clients if b"Measured" in answer[:1000] else [0]
+            if client in (3, 4):
                 found = decode(answer, Measured)
-                task, value = (("local", 1), 1.0) if asks[index].clients == [3] else (("local", 4), "high")
-                found.results["test"][task] = {"accuracy": value}
-                spoilt = encode(found)
-            yield index, spoilt
+                found.results["test"]["local", 1 if client == 3 else 4] = {"accuracy": 1.0 if client == 3 else "high"}
+                answer = encode(found)
+            yield index, Lost("its machine was lost") if client == 2 else answer
 
 
 def test_a_client_whose_answer_is_lost_is_left_out(tmp_path, caplog):

@@ -3,27 +3,27 @@
 import copy
 import hashlib
 import json
-import random
 from dataclasses import fields, replace
 from functools import partial
 
+import pandas as pd
 import pytest
 import safetensors.torch as safetensors
 import torch
-from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
+from helpers.boring import BoringData, Linear, assert_equal_trees, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning import FedAvg, SitesDataModule
-from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedBC, FedPD
+from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedAsync, FedBC, FedBuff, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.distributed.backend import Ask, Lost
-from fedbc_lightning.federation.elsewhere import in_order
+from fedbc_lightning.distributed.backend import Ask, Lost, in_order
 from fedbc_lightning.federation.expected import check_facts
 from fedbc_lightning.federation.messages import Down, Facts, MessageError, RoundStart, Up, decode, encode
-from fedbc_lightning.federation.participation import ClientSampler
+from fedbc_lightning.federation.participation import ClientSampler, Stragglers, UniformSampler
 from fedbc_lightning.server.codecs import QSGD, BFloat16, Float8, Sign, TopK
-from fedbc_lightning.trainer.client_round import ClientRound
+from fedbc_lightning.trainer import client_round
+from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
 
 BAD = 2
 """The client whose answers are bad; it is sampled in each round."""
@@ -33,18 +33,15 @@ BROKEN = {
     "never came": lambda data, others: Lost("its machine was lost"),
     "was never brought": lambda data, others: None,
     "cut off": lambda data, others: data[: len(data) // 2],
-    "empty": lambda data, others: b"",
-    "noise": lambda data, others: random.Random(0).randbytes(5000),
-    "no bytes": lambda data, others: "hello",
     "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, {})),
-    "of another version": lambda data, others: data.replace(b'[\\"1\\", ', b'[\\"2\\", ', 1),
+    "of another version": lambda data, others: data.replace(b'[\\"2\\", ', b'[\\"1\\", ', 1),
     "of another client, twice": lambda data, others: others[0],
     "zeros out of nothing": lambda data, others: inflated(data),
 }
 NO_VALUE = [None, "x", 7.5, ["x"], [None], {"evil": 1}, {"evil": torch.zeros(1)}, torch.zeros(2, 3, 4)]
 OF_LISTS = {
-    "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]], "positions": [[1.0]],
-    "clients": [[99], [float(BAD)]], "written": [["evil"], ["net.0.weight"]], "round": [7], "form": ["0" * 16],
+    "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]],
+    "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"]],
     "records": [[{name: 1.0}] for name in ("client", "num_samples", "status", "grad_scale", "seconds", "=cmd()")]
     + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"train_" + "x" * 300: 1.0}]],
 }  # fmt: skip
@@ -113,49 +110,65 @@ class Garbling(MessagesOnly):
                 yield index, answer
 
 
-class Others(ClientSampler):
-    """Samples the same four clients in every round, without those that it leaves out."""
-
-    def __init__(self, leaves_out):
-        self.leaves_out = leaves_out
+class Four(ClientSampler):
+    """Samples the same four clients in every round."""
 
     def __call__(self, num_clients, num_sampled, seed, round):
-        return [client for client in (0, BAD, 3, 5) if client not in self.leaves_out]
+        return [0, BAD, 3, 5]
 
 
-def fit(root, sampler, algorithm=None, **options):
-    settings = {"sampler": sampler, "clients_per_round": 4, "max_rounds": 2, "eval_every_n_rounds": 0} | options
+def fit(root, algorithm=None, **options):
+    settings = {"sampler": Four(), "clients_per_round": 4, "max_rounds": 2, "eval_every_n_rounds": 0} | options
     trainer = make_trainer(root, **settings)
     trainer.fit(make_model(), BoringData(), algorithm or FedAvg())
     return trainer
 
 
-def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplog):
+def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplog, monkeypatch):
     honest = Garbling(lambda data, others: data)
-    fit(tmp_path / "honest", Others(()), SCAFFOLD(), backend=honest, max_rounds=1)
+    fit(tmp_path / "honest", SCAFFOLD(), backend=honest, max_rounds=1)
     names, ways, statuses = zip(*corrupted(decode(honest.honest[0], Up)), strict=True)
     rounds = {"max_rounds": len(ways) + 1}
-    replayed = honest.honest[0]  # of another run
-    ways, names, statuses = (*ways, lambda *_: replayed), (*names, "replayed"), (*statuses, "absent")
+    # And one of another run
+    ways, names, statuses = (*ways, lambda *_: honest.honest[0]), (*names, "replayed"), (*statuses, "absent")
     caplog.clear()
-    garbled = fit(tmp_path / "a", Others(()), SCAFFOLD(), backend=Garbling(*ways), **rounds)
+    garbled = fit(tmp_path / "a", SCAFFOLD(), backend=Garbling(*ways), **rounds)
     rows = garbled.result.clients
     found = dict(zip(names, rows[rows["client"] == BAD]["status"], strict=True))
     assert found == dict(zip(names, statuses, strict=True))
     lines = [line for line in caplog.messages if "sent nothing that can be used" in line or "became NaN" in line]
     assert [line.partition(":")[0] for line in lines] == [f"round {k + 1}" for k in range(len(names))]
-    without = fit(tmp_path / "b", Others((BAD,)), SCAFFOLD(), **rounds)
+    monkeypatch.setattr(Stragglers, "draw", lambda *_: (set(), {BAD}))
+    without = fit(tmp_path / "b", SCAFFOLD(), stragglers=Stragglers(), **rounds)
     assert_equal_trees(garbled.server.values, without.server.values)
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
-        [], [{}], "x", None, [{"train": [-5], "val": [0], "test": [0]}], [{"train": ["x"], "val": [0], "test": [0]}],
-        [{"train": [10**13], "val": [0], "test": [0]}], [{"train": [5], "val": [0]}],
-        [{"train": [], "val": [0], "test": [0]}],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("algorithm", [FedBC(0.1, dual_momentum=0.5, dual_momentum_style="public"), FedAvg()], ids=str)
+def test_a_lost_client_is_one_that_has_dropped_out_in_the_simulation(tmp_path, monkeypatch, algorithm):
+    """It is lost in rounds 2, 3 and 5; with a momentum of all clients, the turn of each counts."""
+    honest, lost = (lambda data, others: data), BROKEN["never came"]
+    monkeypatch.setattr(Stragglers, "draw", lambda _, ids, seed, round: (set(), {BAD} if round in (2, 3, 5) else set()))
+    ways = {"backend": Garbling(honest, lost, lost, honest, lost)}, {"stragglers": Stragglers()}
+    ended = [fit(tmp_path / str(k), copy.deepcopy(algorithm), max_rounds=5, **how) for k, how in enumerate(ways)]
+    assert_equal_trees(*(one.server.values | {k: one.clients.gather(k) for k in one.clients.names} for one in ended))
+    rows = [one.result.clients.drop(columns=["hash_down", "hash_up"], errors="ignore") for one in ended]
+    pd.testing.assert_frame_equal(*rows)
+
+
+@pytest.mark.parametrize("algorithm", [FedBuff(buffer_size=2), FedAsync()], ids=str)
+def test_an_update_that_is_lost_never_arrives(tmp_path, algorithm):
+    """Without a client's answers, it has one row in each round in which it starts, and has sent no byte."""
+    options = {"max_rounds": 8, "sampler": UniformSampler(), "backend": Garbling(BROKEN["never came"])}
+    rows = fit(tmp_path, algorithm, **options).result.clients
+    assert not rows.duplicated(["round", "client"]).any()
+    bad = rows[rows["client"] == BAD]
+    assert ({*bad["status"]}, {*bad["bytes_up"]}, {*bad["weight"]}) == ({"absent"}, {0}, {0})
+
+
+GOOD = {"train": [5], "val": [0], "test": [0]}
+
+
+@pytest.mark.parametrize("counts", [[], [{}], "x", None, *([GOOD | {"train": k}] for k in ([-5], ["x"], [10**13], []))])
 def test_facts_that_cannot_be_are_refused(counts):
     with pytest.raises(MessageError, match="its counts"):
         decode(encode(Facts([1], counts)), Facts, partial(check_facts, client=1))
@@ -165,33 +178,64 @@ def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_t
     asks = [Ask([client], 1, b"") for client in (4, 7)]
     come = [(1, b"b"), (99, b"x"), (1, b"y"), (0, b"a"), (0, b"z"), (-1, b"u")]
     assert [*in_order(come, asks, "round 3")] == [(0, b"a"), (1, b"b")]
-    who = ["an answer 99", "a second answer of client 7", "a second answer of client 4", "an answer -1"]
+    who = ["an answer 99", "a second answer of clients [7]", "a second answer of clients [4]", "an answer -1"]
     assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
 
 
 class Watching(MessagesOnly):
-    """Keeps the messages, and asks a worker for a round of another form, twice."""
-
-    def __init__(self):
-        super().__init__(num_workers=1)
-        self.hashes = {}
+    """Keeps the hashes of messages."""
 
     def work(self, start, asks):
+        self.hashes = getattr(self, "hashes", {})
         for index, answer in super().work(start, asks):
-            messages = {"hash_down": start + asks[index].down, "hash_up": answer}
-            for name, message in messages.items():
+            for name, message in {"hash_down": start + asks[index].down, "hash_up": answer}.items():
                 place = name, decode(start, RoundStart).round, *asks[index].clients
                 self.hashes[place] = f"sha256:{hashlib.sha256(message).hexdigest()[:16]}"
             yield index, answer
-        other = encode(replace(decode(start, RoundStart), form="0" * 16))
-        for _ in range(2):
-            with pytest.raises(MessageError, match="give both the same config"):
-                self._workers[0].answer(other, asks[0].down)
 
 
-def test_hashes_of_messages_are_in_the_table_and_a_refused_round_stays_refused(tmp_path):
+class Asking(MessagesOnly):
+    """Asks a worker a message of a round, if there is one to a straggler, with each field changed, then as it was."""
+
+    def work(self, start, asks):
+        yield from super().work(start, asks)
+        worker, down = self._workers[0], max((ask.down for ask in asks), key=lambda down: b"epochs" in down)
+        begun, asked, answer = decode(start, RoundStart), decode(down, Down), worker.answer(start, down)
+        for message, name in [(one, field.name) for one in (begun, asked) for field in fields(one)]:
+            value = getattr(message, name)
+            for other in [*NO_VALUE, *of_another_kind(value)]:
+                if repr(other) in (repr(value), {"grad_scale": "7.5", "local": "None"}.get(name)):
+                    continue
+                bad = encode(replace(message, **{name: other}))
+                with pytest.raises(MessageError, match=f"its {name} cannot be"):
+                    worker.answer(*((bad, down) if message is begun else (start, bad)))
+        assert worker.answer(start, down) == answer
+
+
+@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedAvg()], ids=str)
+def test_a_worker_refuses_what_its_server_cannot_send(tmp_path, algorithm):
+    options = {"eval_every_n_rounds": 1, "stragglers": Stragglers(fraction=0.5, partial_work="used"), "local_epochs": 3}
+    fit(tmp_path, algorithm, backend=Asking(num_workers=1), max_rounds=1, **options)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+def test_workers_train_with_the_engine_of_the_server(tmp_path, monkeypatch, engine):
+    def ended(root):
+        trainer = make_trainer(root, backend=MessagesOnly(), engine="vectorized")
+        trainer.fit(make_model(Linear), BoringData(), FedAvg())
+        return trainer.server.values, without_times(read_csv(f"{trainer.log_dir}/evaluation.csv"))
+
+    monkeypatch.setattr(MessagesOnly, "clients_per_message", 3)
+    expected = ended(tmp_path / "server's")
+    monkeypatch.setattr(
+        client_round, "worker_settings", lambda settings: replace(worker_settings(settings), engine=engine)
+    )
+    assert_equal_trees(ended(tmp_path / "other"), expected)
+
+
+def test_hashes_of_messages_are_in_the_table(tmp_path):
     backend = Watching()
-    rows = fit(tmp_path, Others(()), backend=backend).result.clients
+    rows = fit(tmp_path, backend=backend).result.clients
     for (name, *place), found in backend.hashes.items():
         assert [found] == list(rows.set_index(["round", "client"]).loc[[tuple(place)], name])
     assert len(backend.hashes) == 2 * len(rows)
@@ -255,9 +299,6 @@ def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
     backend.clients_per_message = 0
     with pytest.raises(ConfigurationError, match=r"MessagesOnly\.clients_per_message is 0; give"):
         make_trainer(tmp_path, backend=backend).fit(make_model(), BoringData(), FedAvg())
-
-
-def test_data_elsewhere_need_a_backend(tmp_path):
     with pytest.raises(ConfigurationError, match="data are elsewhere; give trainer"):
         make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())
 
@@ -269,7 +310,7 @@ def test_a_coded_vector_is_short_and_comes_back_bit_for_bit(codec, most):
     draws = torch.Generator().manual_seed(0)
     vector = codec.decoded(torch.randn(50_000, generator=draws), draws)
     vector[5] = -0.0
-    data = encode(RoundStart("form", 1, {"z": vector}, None, 1.0, [], [], {}))
+    data = encode(RoundStart("form", "train", 1, [], {"z": vector}, None, 1.0, [], [], {}))
     assert len(data) < most * vector.nbytes
     assert torch.equal(decode(data, RoundStart).server["z"].view(torch.int32), vector.view(torch.int32))
 
@@ -278,7 +319,7 @@ def test_messages_come_back_as_they_were():
     x = torch.arange(12, dtype=torch.float32)
     values = {"z": x[2:5], "turned": x.reshape(3, 4).T, "none": x[:0], "half": x.bfloat16(), "whole": x.long().sum()}
     hooks = {"attributes": {("", "lr"): 0.1, ("net", "sizes"): [1, (2, frozenset({"a"}))]}, "nan": float("inf")}
-    start = RoundStart("form", 3, values, [0.1, 1 / 3], 65536.0, ["teacher"], [], hooks)
+    start = RoundStart("form", "train", 3, [], values, [0.1, 1 / 3], 65536.0, ["teacher"], [], hooks)
     assert_equal_trees(vars(decode(encode(start), RoundStart)), vars(start))
     for data in (encode(start)[:-1], encode(start)[: 8 + 20]):
         with pytest.raises(MessageError):

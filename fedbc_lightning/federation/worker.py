@@ -1,0 +1,62 @@
+"""The clients' half of rounds and evaluations, on the federation of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.federation.agreement import EVALUATED
+from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.messages import Down, Measured, RoundStart, Up
+
+
+def take_start(federation: Federation, start: RoundStart) -> None:
+    """Let the federation of a worker take over what the server has sent to all clients of a round."""
+    server = federation.server
+    server.values |= {name: value.to(federation.user.device) for name, value in start.server.items()}
+    server.round = start.round
+    federation.load_global()
+    federation.user.shim.set(training=True)
+
+
+def _take_down(federation: Federation, down: Down) -> None:
+    """Let the federation of a worker take over what clients keep."""
+    store = federation.clients
+    for name, scalars in down.scalars.items():
+        store.stage(name, down.clients, scalars)
+    for name, rows in down.rows.items():
+        for client, row in zip(down.clients, rows, strict=True):
+            store.stage(name, [client], row[None])
+    store.commit()
+
+
+def work(federation: Federation, down: Down) -> Up:
+    """Train clients as a message asks for."""
+    store, federation.server.ids, written = federation.clients, down.clients, list[str]()
+    _take_down(federation, down)
+    less: dict[str, Any] = {"epochs": None, "steps": None, **(down.local or {})}
+    local = None if down.local is None else replace(federation.local, **less)
+    cohort = federation.make_cohort(down.clients, down.positions, local)
+    for _ in federation.noting_writes(map(federation.train_clients, [cohort]), len(down.clients), written):
+        pass
+    staged_scalars = {name: cohort.staged(name) for name in store.scalar_names if cohort.is_staged(name)}
+    staged_rows = {name: [*cohort.staged(name)] for name in down.rows if cohort.is_staged(name)}
+    # Who the client is and how many samples it has, the server writes into the row itself.
+    records = [{k: v for k, v in each.items() if k not in ("client", "num_samples")} for each in cohort.records]
+    return Up(
+        cohort.valid.tolist(), cohort.w, cohort.buffers, cohort.counters, cohort.messages, staged_scalars, staged_rows,
+        cohort.step_size, cohort.steps, cohort.losses, records, written,
+    )  # fmt: skip
+
+
+def evaluate(federation: Federation, evaluator: Evaluator, start: RoundStart, down: Down) -> Measured:
+    """Evaluate the global model and own models of clients as a message asks for."""
+    _take_down(federation, down)
+    best = federation.user.best_metrics
+    best.values = down.best_metrics
+    z, counters, *own = (start.server[name].to(federation.user.device) for name in EVALUATED)
+    models = replace(federation.models_beside(*own), z=z, counters=counters, stamps=None)
+    results = evaluator.measure(("test", "val"), models, start.round, down.clients)
+    staged, best.staged = best.staged, {}
+    return Measured(results, staged)
