@@ -161,7 +161,7 @@ def check_syntax(path: Path) -> None:
             for key, _ in node.value:
                 if first.setdefault(key.value, key) is not key:
                     lines = f"lines {first[key.value].start_mark.line + 1} and {key.start_mark.line + 1}"
-                    raise UsageError(f"{path}, {lines}: '{key.value}' is there twice; the second would replace the first")
+                    raise UsageError(f"{path}, {lines}: '{key.value}' is there twice; the last would replace the first")
             return super().construct_mapping(node, deep)
 
     try:

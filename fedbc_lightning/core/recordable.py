@@ -19,9 +19,9 @@ def recordable(function: Function) -> Function:
 
     Its loss and what it logs then depend on the parameters, the batch and settings that stay the same within a round,
     and it changes nothing. A ``training_step`` is recorded and replayed, see ``record_steps`` of
-    :class:`~fedbc_lightning.FederatedTrainer`. By a ``validation_step`` or ``test_step`` the models of clients that have
-    not trained since are not evaluated again, unless a hook of yours could have changed such a setting; one in 64 is
-    evaluated all the same, and compared.
+    :class:`~fedbc_lightning.FederatedTrainer`. With a ``validation_step`` or ``test_step`` so marked, models of clients
+    that have not trained since are not evaluated again, unless a hook of yours could have changed such a setting; one
+    in 64 is evaluated all the same, and compared.
 
     A subclass that overrides ``__init__`` (its layers may keep state), ``training_step`` or another method of the
     class, apart from Lightning's hooks, gives the promise anew: ``training_step = recordable(Base.training_step)``.

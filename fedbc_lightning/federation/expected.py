@@ -108,8 +108,9 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
     _check(found, {
         "valid": each(bool, number), "steps": each(int, number), "losses": each(NUMBER, number),
         "w": shaped(server.z.dtype, vector), "step_size": shaped(None, (number, 1), vector),
-        "buffers": shaped(server["buffers"].dtype, (number, layout.num_buffers)), "counters": _counters(federation, number),
-        "messages": named(messages, messages), "scalars": named(dict.fromkeys(of_clients, sent["number"])),
+        "buffers": shaped(server["buffers"].dtype, (number, layout.num_buffers)),
+        "counters": _counters(federation, number), "messages": named(messages, messages),
+        "scalars": named(dict.fromkeys(of_clients, sent["number"])),
         "rows": named(_rows(federation, clients)),
         "records": each(named(lambda name: columns.get(name, NUMBER if _is_logged(name) else ())), number),
     })  # fmt: skip

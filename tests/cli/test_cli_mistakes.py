@@ -18,7 +18,7 @@ MISTAKES = {
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: fedbc-cli fit",
     "fit --config studies/digits.yaml": "fit takes no study: fedbc-cli compare --config studies/digits.yaml",
     "fit --config broken.yaml": "broken.yaml: not YAML: ",
-    "fit --config twice.yaml": "twice.yaml, lines 1 and 3: 'trainer' is there twice; the second would replace the first",
+    "fit --config twice.yaml": "twice.yaml, lines 1 and 3: 'trainer' is there twice; the last would replace",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
     # keys

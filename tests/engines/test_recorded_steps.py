@@ -159,9 +159,15 @@ def compare(root, monkeypatch, model, *arguments, **options):
     [
         (lambda: LogsTheMost("adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
         (lambda: LogsTheMost("groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
-        (LogsTheMost, {"local_epochs": None, "local_steps": 23, "max_rounds": 3}), (Inplace, {}), (Dropping, {}),
-        (Tied, {}), (Recurrent, {"eval_every_n_rounds": 1}), (TwoNames, {}), (Prior, {}),
-        (Masked, {"precision": "64-true"}), (Logged, {}),
+        (LogsTheMost, {"local_epochs": None, "local_steps": 23, "max_rounds": 3}),
+        (Inplace, {}),
+        (Dropping, {}),
+        (Tied, {}),
+        (Recurrent, {"eval_every_n_rounds": 1}),
+        (TwoNames, {}),
+        (Prior, {}),
+        (Masked, {"precision": "64-true"}),
+        (Logged, {}),
         (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "max_rounds": 1}),
         (Evaluated, {"eval_every_n_rounds": 1}),
         (Smooth, {"engine": "vectorized"}),
@@ -296,8 +302,13 @@ class Replacing(Callback):
 @pytest.mark.parametrize(
     ("model", "is_recorded"),
     [
-        (Inherited, True), (OwnLayers, False), (PromisedAnew, True), (lambda: LogisticRegression(10, 3), True),
-        (Smooth, False), (Overridden, False), (Wrapped, False),
+        (Inherited, True),
+        (OwnLayers, False),
+        (PromisedAnew, True),
+        (lambda: LogisticRegression(10, 3), True),
+        (Smooth, False),
+        (Overridden, False),
+        (Wrapped, False),
     ],
 )
 def test_the_promise_is_given_by_the_decorator(tmp_path, recordings, model, is_recorded):

@@ -87,7 +87,8 @@ def compare(root, tolerance=1e-12, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"model": Smooth, "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
+        {},
+        {"model": Smooth, "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
         {"model": lambda: Smooth("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
         {"model": lambda: Smooth("groups"), "algorithm": SCAFFOLD},
         {"model": lambda: Smooth("adagrad")},
