@@ -13,6 +13,7 @@ by-hand-graph    The same, with one CUDA graph for each step.
 as-written       The sequential engine with ``record_steps: false``.
 recorded         The sequential engine with ``record_steps: true``.
 vectorized       The vectorized engine with ``record_steps: true``.
+one-by-one, K=k, vmap, K=k, ...   One step of K clients, see benchmarks/cohort_steps.py; timed in the first turn only.
 pfl-research     Its simulation of FedAvg, which does not train FedBC; it is timed in the first turn only.
 
 The columns are those of a :class:`Measurement`. Two things are read from one more round, under torch's profiler: for
@@ -46,6 +47,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import cohort_steps
 import engines
 import numpy as np
 import peers
@@ -140,6 +142,8 @@ CASES = {
         _images(20, 320, ResNet18GroupNorm, num_sampled=10, epochs=1, warm_up=4, batch_size=32),
     ),
 }  # fmt: skip
+COHORTS = {f"cohort-{name}": name for name in cohort_steps.MODELS}
+"""Workloads that are single steps of K clients, and the names of their models."""
 WAYS = ["by-hand", "by-hand-graph", "as-written", "recorded", "vectorized", "pfl-research"]
 ENGINES: dict[str, dict[str, Any]] = {
     "as-written": {"engine": "sequential", "record_steps": False},
@@ -430,6 +434,17 @@ def pfl_research(task: Task, data: Clients) -> Measurement:
     return found
 
 
+def cohort_step(task: Task) -> Measurement:
+    """Time steps of K clients."""
+    way, _, number = task.way.partition(", K=")
+    step = cohort_steps.CohortStep(COHORTS[task.workload], int(number), task.device).of(way)
+    clock = partial(synchronized_clock, torch.device(task.device))
+    found = Measurement(cohort_steps.steps_per_second(step, int(number), task.seconds / 2, clock))
+    if task.device == "cuda":
+        found.peak_mib = torch.cuda.max_memory_allocated() / 2**20
+    return found
+
+
 def make_net(work: Workload) -> nn.Module:
     """Return a network whose lazy layers, if any, know their sizes."""
     torch.manual_seed(0)
@@ -482,7 +497,8 @@ def measure(task: Task) -> Line:
         torch.cuda.reset_peak_memory_stats()
     deterministic, benchmark = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     try:
-        return task.line(**asdict(make(task, make_clients(task))))
+        found = cohort_step(task) if task.workload in COHORTS else make(task, make_clients(task))
+        return task.line(**asdict(found))
     except Exception as error:
         return task.line(failed=_reason(error))
     finally:
@@ -555,6 +571,10 @@ def _lines(worker: subprocess.Popen, until: float) -> Iterator[Line]:
 def schedule(workload: str, given: argparse.Namespace) -> list[Task]:
     """Return the measurements of a workload: all ways in turn, and every second turn backwards."""
     tasks: list[Task] = []
+    if workload in COHORTS:
+        numbers = cohort_steps.CLIENTS[:1] if given.scale == "tiny" else cohort_steps.CLIENTS
+        ways = [f"{way}, K={number}" for number in numbers for way in cohort_steps.WAYS]
+        return [Task(workload, way, 1, given.device, False, given.seconds) for way in ways]
     for turn in range(1, given.turns + 1):
         ways = [way for way in WAYS if engines.matches(way, given.ways) and not (way == "pfl-research" and turn > 1)]
         ways = ways[:: 1 if turn % 2 else -1]  # what drifts during a turn cancels
@@ -606,7 +626,9 @@ def _median(lines: list[Line], key: str) -> float | None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join([*CASES, *COHORTS])}; default: all"
+    )
     parser.add_argument("--ways", nargs="+", default=["*"], help="patterns of the ways that are timed")
     parser.add_argument("--results", type=Path, default=Path("gpu.jsonl"), help="file to which lines are appended")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -617,9 +639,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", type=Path, metavar="RESULTS", help="only print the table of these results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    unknown = set(given.workloads) - set(CASES)
+    unknown = set(given.workloads) - {*CASES, *COHORTS}
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*CASES, *COHORTS])}")
     is_tiny = given.scale == "tiny"
     given.turns = given.turns or (1 if is_tiny else 2)
     given.seconds = given.seconds or (0.05 if is_tiny else 2.0)
@@ -648,7 +670,7 @@ def main() -> None:
             os.fsync(file.fileno())
 
         write(here)
-        workloads = [name for name in given.workloads or CASES if name not in finished]
+        workloads = [name for name in given.workloads or [*CASES, *COHORTS] if name not in finished]
         tasks = [task for name in workloads for task in schedule(name, given)]
         num_left = Counter(task.workload for task in tasks)
         for line in run_workers(tasks, until):
