@@ -236,8 +236,13 @@ def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
 
     def kind_of(name: str) -> Predicate:
         start, shape = store.start(name), store.row_shape(name)
-        fitting = shaped(None if start.is_floating_point() else start.dtype, *([] if shape is None else [shape]))
-        return each(lambda row: fits(row, fitting) and (shape or not row.is_meta or row.numel() <= most), len(sizes))
+
+        def is_one(row: Any) -> bool:
+            of = getattr(row, "shape", ()) if shape is None else shape  # a table has a row for each sample, say
+            like = shaped(None if start.is_floating_point() else start.dtype, of)
+            return fits(row, like) and (shape is not None or not row.is_meta or row.numel() <= most)
+
+        return each(is_one, len(sizes))
 
     travel = [] if TAKEN in store.scalar_names else [name for name in store.names if name not in store.scalar_names]
     return {name: kind_of(name) for name in travel}

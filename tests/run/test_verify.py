@@ -67,7 +67,7 @@ def test_a_round_is_worked_out_again(run, line):
         return encode(replace(up, **fields)) if fields else data
 
     place, table = folder_of(run.log_dir, 2) / "1.up", Path(run.log_dir, "clients.csv")
-    client = decode(place.read_bytes(), Up).clients[0]
+    client = decode(place.with_suffix(".down").read_bytes(), Down).clients[0]
     with another(place, changed) as sent:
         if place.read_bytes() != sent:
             assert "are not the messages whose hashes" in told(run, client)
