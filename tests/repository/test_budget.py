@@ -34,13 +34,14 @@ BUDGETS = {
     # 17 refuse options of no backend, and what cannot be done elsewhere.
     # 168 say what each field of a client's answer may be, and refuse all else (federation/expected.py).
     # 75 do the runs of a study as tasks of Ray (studies/ray_tasks.py).
-    PACKAGE: 25_312,
+    # 22 say in which line a user's module cannot be imported, and refuse a key that stands twice in a config (cli/).
+    PACKAGE: 25_333,
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 2_800,
     # What only compares, shows and types must not outgrow what trains.
-    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_720,
+    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 4_742,
     # As much test as package: more costs every change, and time in CI.
-    ("tests",): 25_115,
+    ("tests",): 25_050,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""
