@@ -45,7 +45,7 @@ _UNKNOWN_ARGUMENT = re.compile(
 )
 _NO_CLASS = re.compile(
     r"(?:Expected a dot import path string|Unexpected import path format): (.+)"
-    r"|Import path does not correspond to a subclass of \w+"
+    r"|Import path (?:\S+ )?does not correspond to a subclass of \w+"
 )
 _IMPORT_PATH = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
@@ -145,11 +145,11 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         needed = match[2].split(", ")
         how = " ".join(f"--{path}.{name} ..." for name in needed)
         return f"{at}{match[1].rpartition('.')[2]} needs {', '.join(needed)}: give {how}"
-    base = base_at(path, bases)
-    if base and (why := next(filter(None, map(why_no_import, _IMPORT_PATH.findall(value or ""))), None)):
+    base, paths = base_at(path, bases), _IMPORT_PATH.findall(value or "")
+    if base and (why := next(filter(None, map(why_no_import, paths)), None)):
         return f"{at}cannot import it: {why}"
     if (match := _NO_CLASS.search(message)) and base:
-        return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
+        return at + _no_class(match[1] or [*paths, str(value)][0], base, exists=match[1] is None)
     expected = _EXPECTED.findall(message)
     if match := _NESTED.match(value or ""):
         return f"{at}nothing says whose option {match[1]} is; give --{path} and the name of a class, too"

@@ -45,6 +45,7 @@ MISTAKES = {
     f"{FIT} --algorithm Xyzzy": "no class 'Xyzzy'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",
     f"{FIT} --model torch.nn.Linear": "model: torch.nn.Linear is not a LightningModule",
+    f"{FIT} --config linear.yaml": "linear.yaml, line 1: model: torch.nn.Linear is not a LightningModule",
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",
     f"{FIT} --model unnamed.Net": "unnamed.py, line 2: NameError: name 'lr' is not defined\n",
     f"{FIT} --trainer.callbacks unclosed.Stop": "callbacks: cannot import it: ",
@@ -84,6 +85,7 @@ def test_a_mistake_is_one_clear_line(project, line, said, capsys):
     Path("unnamed.py").write_text("import torch\nrate = lr\n")
     Path("unclosed.py").write_text("def f(:\n")
     Path("needing.py").write_text("import nowhere\n")
+    Path("linear.yaml").write_text("model: {class_path: torch.nn.Linear, init_args: {in_features: 3}}\n")
     Path("needing.yaml").write_text("model: {class_path: needing.Net, init_args: {lr: 0.1}}\n")
     assert run_cli(*line.split()) == (1 if line in UNUSABLE else 2)
     err = capsys.readouterr().err
