@@ -62,12 +62,12 @@ def named(kinds: Mapping[Any, Any] | Callable[[Any], Any], required: Collection[
 
 
 def shaped(dtype: torch.dtype | None, *shapes: Sequence[int]) -> Predicate:
-    """Return the kind of tensors of a dtype, None: of floating numbers, and of one of these shapes; none: (n,)."""
+    """Return the kind of tensors of a dtype, None: of floating numbers, and of one of these shapes, where -1 is any."""
 
     def is_one(value: Any) -> bool:
         if not isinstance(value, Tensor):
             return False
-        has_shape = tuple(value.shape) in map(tuple, shapes) if shapes else value.ndim == 1
+        has_shape = any(len(s) == value.ndim and all(map(lambda a, b: a in (-1, b), s, value.shape)) for s in shapes)
         return has_shape and (value.is_floating_point() if dtype is None else value.dtype == dtype)
 
     return is_one
@@ -225,8 +225,7 @@ def _buffers(federation: Federation, places: Sequence[Any]) -> set[str]:
 
 def _counters(federation: Federation, *number: int) -> Predicate:
     # Buffers whose shape changes lie among the counters.
-    shape = (*number, len(federation.server["counters"]))
-    return shaped(torch.int64, *([] if federation.layout.changing else [shape]))
+    return shaped(torch.int64, (*number, -1 if federation.layout.changing else len(federation.server["counters"])))
 
 
 def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
