@@ -89,7 +89,7 @@ class Elsewhere:
                 has_cohort = True
                 yield self._cohort(up, ask.clients, groups[index], messages.hash_of(answer))
         # What training writes is the module's doing, which all have: nobody is believed against all others.
-        said = Counter(name for _, names in claims for name in names)
+        said = Counter(name for _, names in claims for name in dict.fromkeys(names))
         written += [name for name, number in said.items() if number > 1 or not has_cohort]
         for ask, names in () if written else claims:
             self._refuse(server.round, ask, f"its written {names} is what no other client of the round has found")
@@ -143,8 +143,9 @@ class Elsewhere:
         federation, layout = self._federation, self._federation.layout
         if self._frozen is None:  # hooks of the start may have written them
             self._frozen = layout.frozen.hashes()
+        engine = [federation.engine_kind, federation.is_engine_by_rule]
         return RoundStart(
-            form(federation, self._frozen), task, round, [federation.engine_kind, federation.is_engine_by_rule], values,
+            form(federation, self._frozen, layout), task, round, engine, values,
             federation.schedule.learning_rates, federation.grad_scale, layout.written, layout.changing,
             checkpoint_content.set_by_hooks(federation),
         )  # fmt: skip
@@ -183,7 +184,7 @@ class Elsewhere:
         if most is None:
             most, num_workers = 1, self._backend.num_workers(len(there))
             if federation.engine_kind == "vectorized":
-                most = math.ceil(max(map(len, cohorts)) / num_workers)
+                most = math.ceil(max(map(len, cohorts), default=1) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
     def _read(

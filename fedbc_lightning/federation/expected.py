@@ -24,6 +24,8 @@ MOST_CHARACTERS = 200
 Predicate = Callable[[Any], bool]
 
 NUMBER = (float, int)
+# With which the server can calculate
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DECLARED = "; a method declares by client_message, in declare_state, what its clients send"
 FORM = ": model, data, method, seed or settings of training are others here; give server and clients the same config"
 HINTS = {"messages": DECLARED, "records": DECLARED, "form": FORM}
@@ -68,7 +70,7 @@ def shaped(dtype: torch.dtype | None, *shapes: Sequence[int]) -> Predicate:
         if not isinstance(value, Tensor):
             return False
         has_shape = any(len(s) == value.ndim and all(map(lambda a, b: a in (-1, b), s, value.shape)) for s in shapes)
-        return has_shape and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+        return has_shape and value.dtype in (FLOATS if dtype is None else (dtype,))
 
     return is_one
 
@@ -150,8 +152,13 @@ def check_start(start: RoundStart, federation: Federation) -> None:
     })  # fmt: skip
 
 
-def check_values(start: RoundStart, federation: Federation, form: str) -> None:
-    """Raise unless a message of a server of this form holds the values that clients of this method and model read.
+def check_form(start: RoundStart, form: str) -> None:
+    """Raise :class:`MessageError` unless a message is of a server of this form."""
+    _check(start, {"form": form})
+
+
+def check_values(start: RoundStart, federation: Federation) -> None:
+    """Raise unless a message holds the values of the server that clients of this method and model read.
 
     Raises:
         MessageError: It does not.
@@ -160,7 +167,7 @@ def check_values(start: RoundStart, federation: Federation, form: str) -> None:
     if start.task == "evaluate":
         like = dict.fromkeys(EVALUATED, federation.server.model)
     kinds = {k: _counters(federation) if "counters" in k else shaped(None, v.shape) for k, v in like.items()}
-    _check(start, {"form": form, "server": named(kinds, kinds)})
+    _check(start, {"server": named(kinds, kinds)})
 
 
 def check_down(down: Down, federation: Federation, task: str | None) -> None:
@@ -182,7 +189,7 @@ def check_down(down: Down, federation: Federation, task: str | None) -> None:
         rows = {name: rows[name] for name in federation.local_models.read_from([*rows])}
     scalars = {name: shaped(None, (number,)) for name in store.scalar_names if task and name != TAKEN}
     _check(down, {
-        "positions": each(int, number if task == "train" else 0),
+        "positions": each(_one_of(range(federation.datamodule.num_clients)), number if task == "train" else 0),
         "local": (None, named({"epochs": more}, ["epochs"]), named({"steps": more}, ["steps"])),
         "scalars": named(scalars, scalars), "rows": named(rows, rows), "best_metrics": _best_metrics(down.clients),
         "taken": each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0),
@@ -201,7 +208,9 @@ def _check(message: Any, kinds: Mapping[str, Any]) -> None:
 
 
 def _one_of(known: Collection[Any]) -> Callable[[Any], bool]:
-    return lambda value: type(value) in (int, str) and value in known
+    # Python would compare a text with every number of a range.
+    kinds = (int,) if isinstance(known, range) else (int, str)
+    return lambda value: type(value) in kinds and value in known
 
 
 def _kind_of_attribute(place: Any) -> Any:

@@ -16,7 +16,7 @@ from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, worker
 from fedbc_lightning.federation.agreement import form
-from fedbc_lightning.federation.expected import check_down, check_start, check_values
+from fedbc_lightning.federation.expected import check_down, check_form, check_start, check_values
 from fedbc_lightning.federation.facts import facts_of
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
@@ -136,10 +136,11 @@ class ClientRound(RunView):
         """Take over by which engine and with which buffers clients train; raise unless all else fits this worker."""
         federation, layout = self.federation, self.federation.layout
         check_start(start, federation)
+        check_form(start, form(federation, self._hashes, start))  # before anything is taken over from another run
         federation.take_engine(*start.engine)
         federation.take_as_changing([name for name in start.changing if name not in layout.changing])
         federation.take_as_buffers([name for name in start.written if name not in layout.written])
-        check_values(start, federation, form(federation, self._hashes))
+        check_values(start, federation)
 
     def answer(self, start: bytes, down: bytes) -> bytes:
         """Do :meth:`work` with messages as bytes; without a first message, tell facts about the clients' data."""

@@ -41,7 +41,7 @@ BROKEN = {
 NO_VALUE = [None, "x", 7.5, ["x"], [None], {"evil": 1}, {"evil": torch.zeros(1)}, torch.zeros(2, 3, 4)]
 OF_LISTS = {
     "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]],
-    "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"]],
+    "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"], ["net.1.running_mean"] * 2],
     "records": [[{name: 1.0}] for name in ("client", "num_samples", "status", "grad_scale", "seconds", "=cmd()")]
     + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"train_" + "x" * 300: 1.0}]],
 }  # fmt: skip
@@ -58,7 +58,7 @@ def inflated(data):
 def of_another_kind(value):
     """Yield values that are none of the kind of a field's value."""
     if isinstance(value, torch.Tensor):
-        yield from (value[..., :-1], value[None], value.bool(), value.new_zeros(()))
+        yield from (value[..., :-1], value[None], value.bool(), value.new_zeros(()), value.to(torch.float8_e4m3fn))
     elif isinstance(value, list):
         yield from ([value * 2, value[:-1]] if value else [])
         yield from ([other] for item in value for other in of_another_kind(item))
@@ -209,6 +209,8 @@ class Asking(MessagesOnly):
                 bad = encode(replace(message, **{name: other}))
                 with pytest.raises(MessageError, match=f"its {name} cannot be"):
                     worker.answer(*((bad, down) if message is begun else (start, bad)))
+        with pytest.raises(MessageError, match="its form cannot be"):
+            worker.answer(encode(replace(begun, form="another run", engine=["vectorized", False])), down)
         assert worker.answer(start, down) == answer
 
 
