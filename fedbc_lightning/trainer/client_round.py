@@ -136,10 +136,10 @@ class ClientRound(RunView):
         """Take over by which engine and with which buffers clients train; raise unless all else fits this worker."""
         federation, layout = self.federation, self.federation.layout
         check_start(start, federation)
-        check_form(start, form(federation, self._hashes, start))  # before anything is taken over from another run
-        federation.take_engine(*start.engine)
         federation.take_as_changing([name for name in start.changing if name not in layout.changing])
         federation.take_as_buffers([name for name in start.written if name not in layout.written])
+        check_form(start, form(federation, self._hashes, start))  # before the engine of another run is taken over
+        federation.take_engine(*start.engine)
         check_values(start, federation)
 
     def answer(self, start: bytes, down: bytes) -> bytes:
