@@ -5,28 +5,26 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.federation.messages import RoundStart, form_of
-from fedbc_lightning.state.layout import ParameterLayout
+from fedbc_lightning.federation.messages import form_of
 
 # What clients are sent to evaluate: the global model, and the one of which their own are made, as hooks around an
 # evaluation may change the first
 EVALUATED = ("z", "counters", "own z", "own counters")
 
 
-def form(federation: Federation, frozen: dict[str, str], travels: ParameterLayout | RoundStart) -> str:
+def form(federation: Federation, frozen: dict[str, str]) -> str:
     """Return the hash of what the federation at the server and those at the clients must have in common.
 
     Args:
         federation: One of them.
         frozen: Hashes of its frozen parameters as they were before round 1.
-        travels: What says which buffers change their shape, and which frozen parameters travel as buffers do.
     """
-    found = federation.fingerprint
+    found, layout = federation.fingerprint, federation.layout
     data = found["partition"]["number of clients"], found["partition"]["sha256 of the indices"]
-    own = {name: value for name, value in frozen.items() if name not in travels.written}
+    own = {name: value for name, value in frozen.items() if name not in layout.written}
     # Noise of privacy is the server's; that secret is none of the clients'.
     rest = {name: value for name, value in found.items() if name not in ("partition", "trainer.privacy")}
-    return form_of(data, rest, federation.agreed, travels.written, travels.changing, own)
+    return form_of(data, rest, federation.agreed, layout.written, layout.changing, own)
 
 
 def values_for_clients(federation: Federation) -> dict[str, Tensor]:

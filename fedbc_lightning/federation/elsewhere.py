@@ -143,9 +143,8 @@ class Elsewhere:
         federation, layout = self._federation, self._federation.layout
         if self._frozen is None:  # hooks of the start may have written them
             self._frozen = layout.frozen.hashes()
-        engine = [federation.engine_kind, federation.is_engine_by_rule]
         return RoundStart(
-            form(federation, self._frozen, layout), task, round, engine, values,
+            form(federation, self._frozen), task, round, [federation.engine_kind, federation.is_engine_by_rule], values,
             federation.schedule.learning_rates, federation.grad_scale, layout.written, layout.changing,
             checkpoint_content.set_by_hooks(federation),
         )  # fmt: skip

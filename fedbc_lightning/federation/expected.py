@@ -152,13 +152,8 @@ def check_start(start: RoundStart, federation: Federation) -> None:
     })  # fmt: skip
 
 
-def check_form(start: RoundStart, form: str) -> None:
-    """Raise :class:`MessageError` unless a message is of a server of this form."""
-    _check(start, {"form": form})
-
-
-def check_values(start: RoundStart, federation: Federation) -> None:
-    """Raise unless a message holds the values of the server that clients of this method and model read.
+def check_values(start: RoundStart, federation: Federation, form: str) -> None:
+    """Raise unless a message of a server of this form holds the values that clients of this method and model read.
 
     Raises:
         MessageError: It does not.
@@ -167,7 +162,7 @@ def check_values(start: RoundStart, federation: Federation) -> None:
     if start.task == "evaluate":
         like = dict.fromkeys(EVALUATED, federation.server.model)
     kinds = {k: _counters(federation) if "counters" in k else shaped(None, v.shape) for k, v in like.items()}
-    _check(start, {"server": named(kinds, kinds)})
+    _check(start, {"form": form, "server": named(kinds, kinds)})
 
 
 def check_down(down: Down, federation: Federation, task: str | None) -> None:

@@ -2,8 +2,8 @@
 
 In a round the server sends one :class:`RoundStart`, which is the same for all clients, and a :class:`Down` for the
 clients of each message; what comes back is an :class:`Up`. A :class:`Down` alone, before the first round, asks for
-:class:`Facts`. As bytes, a message is a safetensors file whose metadata
-holds all that is no tensor as JSON: nothing in it is ever run, so it may come from anybody.
+:class:`Facts`. As bytes, a message is a safetensors file whose metadata holds all that is no tensor as JSON: nothing in
+it is ever run, so it may come from anybody.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ class Hooks:
     @property
     def is_there_any(self) -> bool:
         """Whether the module or a callback of the user's overrides any hook."""
-        names = {name for owner in (self._module, *self.callbacks) for name in dir(owner) if name.startswith("on_")}
-        return any(map(self.is_heard, names - {"on_gpu"}))  # a property of Lightning's
+        owners = (self._module, *self.callbacks)
+        names = {name for x in owners for name in dir(x) if name.startswith("on_") and callable(getattr(x, name, None))}
+        return any(map(self.is_heard, names))
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the hook of the callbacks, then that of the module, and return what the module's hook returned."""

@@ -158,7 +158,7 @@ class ServerState:
         values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist;
             ``local_parameters`` (p,), the initial ones, exists where the clients keep some.
         sampled: The clients sampled in this round, in the order of their turns.
-        ids: Those of them that train and send, in this order.
+        ids: The sampled clients that train in this round and whose messages the server uses, in the same order.
         arrivals: The updates that arrive in this round, in their order, of a method whose clients train asynchronously.
         records: One dict per sampled client of this round, its row of ``clients.csv``.
         metrics: The numbers that server callbacks log in this round, by name.

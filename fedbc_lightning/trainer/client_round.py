@@ -16,7 +16,7 @@ from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, worker
 from fedbc_lightning.federation.agreement import form
-from fedbc_lightning.federation.expected import check_down, check_form, check_start, check_values
+from fedbc_lightning.federation.expected import check_down, check_start, check_values
 from fedbc_lightning.federation.facts import facts_of
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
@@ -106,11 +106,17 @@ class ClientRound(RunView):
         Raises:
             MessageError: The messages are of another run, or a field cannot be what it is.
         """
+        if start is not self._round:
+            self._agree(start)
+        check_down(down, self.federation, start.task)
+        return self._work(start, down)
+
+    def _work(self, start: RoundStart, down: Down) -> Up | Measured:
+        """Do :meth:`work` with messages that have been checked."""
         federation, run = self.federation, self._run
         assert run is not None
         if start is not self._round:
             self._begin(start)
-        check_down(down, federation, start.task)
         down = rows_before(self.rows, federation.clients, start.form, down)
         if start.task == "evaluate":
             return worker.evaluate(federation, run.evaluator, start, down)
@@ -122,7 +128,6 @@ class ClientRound(RunView):
     def _begin(self, start: RoundStart) -> None:
         """Begin a round or an evaluation; if it is refused, so is every message of it."""
         self._round = None
-        self._agree(start)
         federation, progress = self.federation, self.progress
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
@@ -134,13 +139,13 @@ class ClientRound(RunView):
 
     def _agree(self, start: RoundStart) -> None:
         """Take over by which engine and with which buffers clients train; raise unless all else fits this worker."""
+        self._round = None  # what is refused may have changed buffers: the next message begins its round anew
         federation, layout = self.federation, self.federation.layout
         check_start(start, federation)
         federation.take_as_changing([name for name in start.changing if name not in layout.changing])
         federation.take_as_buffers([name for name in start.written if name not in layout.written])
-        check_form(start, form(federation, self._hashes, start))  # before the engine of another run is taken over
-        federation.take_engine(*start.engine)
-        check_values(start, federation)
+        check_values(start, federation, form(federation, self._hashes))
+        federation.take_engine(*start.engine)  # after the rest, so that it is never that of another run
 
     def answer(self, start: bytes, down: bytes) -> bytes:
         """Do :meth:`work` with messages as bytes; without a first message, tell facts about the clients' data."""
@@ -152,7 +157,7 @@ class ClientRound(RunView):
             self._decoded = start, decode(start, RoundStart, self._agree), MessageHash(start)
         _, begun, started = self._decoded
         asked = decode(down, Down, partial(check_down, federation=self.federation, task=begun.task))
-        return encode(replace(self.work(begun, asked), answers=started.then(down)))
+        return encode(replace(self._work(begun, asked), answers=started.then(down)))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""
