@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from lightning.fabric.plugins.environments import lightning as environment
@@ -64,6 +65,13 @@ def wait_until(is_so: Callable[[], object], program: Any = None, seconds: float 
         if time.monotonic() > deadline:
             pytest.fail(f"it did not come to that in {seconds:g} s")
         time.sleep(0.01)
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether it has ended; the first process of a container may wait for no orphan, of which a zombie is then left."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 # a new Python

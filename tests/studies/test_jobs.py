@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 from helpers.command_line import run_cli
-from helpers.programs import forked, wait_until
+from helpers.programs import forked, is_over, wait_until
 
 from fedbc_lightning.studies.study import Study
 
@@ -61,7 +61,7 @@ def test_jobs_of_this_machine_end_with_the_command(project, number):
         done = program.finish()  # when the last of them has ended
     assert done.returncode == (130 if number == signal.SIGINT else -number)
     assert "Traceback" not in done.stderr
-    assert not any(process.is_running() for process in psutil.wait_procs(started, timeout=30)[1])
+    wait_until(lambda: all(map(is_over, started)), seconds=30)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 from helpers.command_line import run_cli
-from helpers.programs import forked, wait_until
+from helpers.programs import forked, is_over, wait_until
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.distributed
@@ -48,7 +48,7 @@ def test_a_killed_task_goes_on_in_another_one_and_all_end_with_the_command(proje
         os.killpg(program.pid, signal.SIGINT)
         stopped = program.finish()
     assert stopped.returncode == 130, stopped.stdout + stopped.stderr
-    assert not any(process.is_running() for process in psutil.wait_procs(started, timeout=30)[1])
+    wait_until(lambda: all(map(is_over, started)), seconds=30)
     with forked(words, project) as program:
         done = program.finish()
     assert done.returncode == 0, done.stdout + done.stderr
