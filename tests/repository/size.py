@@ -1,9 +1,11 @@
-"""Print how large the repository is: lines of code, comments, and what the budget allows.
+"""Print how large the repository is: parts and lines of code, and comments.
 
     python tests/repository/size.py [ROOT]
 
-A line of code is a line with a token on it that is neither a comment nor part of a docstring; blank lines do not count.
-Comments count where they stand alone and where they follow code.
+A part of code is a node of Python's syntax tree: a name, a number, a text, a call, a statement and so on, but no
+docstring. The budget counts these, since nobody makes fewer of them by longer lines. A line of code is a line with a
+token on it that is neither a comment nor part of a docstring. Comments count where they stand alone and where they
+follow code.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("fedbc_lightning", "models", "datamodules")
 WORDS = tuple(f"fedbc_lightning/{name}" for name in ("studies", "report", "papers", "commands", "cli"))
+_KINDS = (ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop)
+"""Nodes that say of which kind the node above them is."""
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -25,7 +29,8 @@ class Size(NamedTuple):
     """Size of some source files."""
 
     files: int = 0
-    code: int = 0
+    parts: int = 0
+    lines: int = 0
     comments: int = 0
 
     def __add__(self, other: tuple) -> Size:
@@ -33,12 +38,15 @@ class Size(NamedTuple):
 
 
 def size_of(source: str) -> Size:
-    """Count the lines of code and of comments of one file."""
+    """Count the parts and the lines of code, and those of comments, of one file."""
     docstrings: set[int] = set()
+    parts = 0
     for node in ast.walk(ast.parse(source)):
+        parts += not isinstance(node, _KINDS)
         # Also the string below a constant, which documents it
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            parts -= 2  # the statement, and the text in it
     code: set[int] = set()
     comments: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -46,7 +54,7 @@ def size_of(source: str) -> Size:
             comments.add(token.start[0])
         elif token.type not in _SILENT:
             code.update(range(token.start[0], token.end[0] + 1))
-    return Size(1, len(code - docstrings), len(comments))
+    return Size(1, parts, len(code - docstrings), len(comments))
 
 
 def size_under(*folders: str, root: Path = ROOT) -> Size:
@@ -71,10 +79,10 @@ def main(root: Path = ROOT) -> None:
     ]
     folders = sorted(f"fedbc_lightning/{path.parent.name}" for path in (root / "fedbc_lightning").glob("*/__init__.py"))
     rows += [(f"    {folder}/", size_under(folder, root=root)) for folder in (*folders, *PACKAGE[1:])]
-    print(f"{'':52}{'files':>6}{'code':>8}{'comments':>9}")
+    print(f"{'':52}{'files':>6}{'parts':>9}{'lines':>8}{'comments':>9}")
     for name, size in rows:
-        print(f"{name:52}{size.files:6}{size.code:8,}{size.comments:9,}")
-    print(f"comments per 100 lines of code in the package: {100 * total.comments / total.code:.1f}")
+        print(f"{name:52}{size.files:6}{size.parts:9,}{size.lines:8,}{size.comments:9,}")
+    print(f"comments per 100 lines of code in the package: {100 * total.comments / total.lines:.1f}")
     cifar = (root / "configs" / "cifar.yaml").read_text(encoding="utf-8")
     print(f"configs/: {lines_of_configs(root):,} lines, of which cifar.yaml has {len(cifar.splitlines())}")
 
