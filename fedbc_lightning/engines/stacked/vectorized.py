@@ -83,7 +83,7 @@ class VectorizedEngine(BaseEngine):
         parts = [together]
         if self.has_solver:
             parts = [list(part) for _, part in itertools.groupby(together, num_steps.__getitem__)]
-        size = self.cohort_size
+        size = self.cohort_size if len(together) > 1 else 1  # one client takes no step but its own
         cohorts = [part[start : start + size] for part in parts for start in range(0, len(part), size)]
         return cohorts + [[p] for p in positions if p in alone]
 
