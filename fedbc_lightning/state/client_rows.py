@@ -26,12 +26,10 @@ class RowStorage:
 
     Attributes:
         starts: The argument of this name.
-        stamps: Name -> client -> object that is replaced by another one whenever the client's row is staged.
     """
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype] | None = None) -> None:
         self.starts = starts
-        self.stamps: dict[str, dict[int, object]] = {name: {} for name in starts}
         self._dtypes = {name: row.dtype for name, row in starts.items()} | (dtypes or {})
         self._staged: dict[str, dict[int, Any]] = {}
         self.rollback()
@@ -44,16 +42,19 @@ class RowStorage:
         """Return a copy of one client's committed row; with ``staged=True``, the row that the next round will see."""
         raise NotImplementedError
 
+    def stamp(self, name: str, client: int) -> object:
+        """Return an object that is another one after another row was staged for a client."""
+        raise NotImplementedError
+
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, ...), committed or staged."""
         return torch.stack([self.read(name, client, staged=staged) for client in clients])
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""
-        # One copy for the cohort; the rows are views of it, until a commit copies them to their places.
-        copied = rows.detach().to("cpu", self._dtypes[name], copy=True)
-        self._staged[name].update(zip(clients, copied, strict=True))
-        self.stamps[name].update(dict.fromkeys(clients, object()))
+        # Copies: a view of one row of a large cohort would keep the memory of all others.
+        copies = map(Tensor.clone, rows.detach().to("cpu", self._dtypes[name]))
+        self._staged[name].update(zip(clients, copies, strict=True))
 
     def export_staged(self) -> dict[str, Any]:
         """Return what another rank needs in order to stage the rows that were staged on this rank."""
@@ -63,7 +64,6 @@ class RowStorage:
         """Stage the rows that another rank exported."""
         for name, rows in staged.items():
             self._staged[name] |= rows
-            self.stamps[name].update(dict.fromkeys(rows, object()))
 
     def commit(self) -> None:
         """Make the staged rows the current ones; the containers that hold those before are replaced, not written."""
@@ -165,6 +165,10 @@ class MemoryRows(RowStorage):
         row = self._rows[name].get(client, self.starts[name])
         return self._staged[name].get(client, row) if staged else row
 
+    def stamp(self, name: str, client: int) -> object:
+        """Return the staged row itself."""
+        return self._find(name, client, staged=True)
+
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, committed or staged."""
         return self._find(name, client, staged=staged).to(self.starts[name].dtype, copy=True)
@@ -176,11 +180,7 @@ class MemoryRows(RowStorage):
 
     def commit(self) -> None:
         """Make the staged rows the current ones."""
-        self._rows = {
-            # Copies: a row of a large cohort would keep the memory of all rows that were staged with it.
-            name: self._rows[name] | {client: row.clone() for client, row in rows.items()}
-            for name, rows in self._staged.items()
-        }
+        self._rows = {name: self._rows[name] | rows for name, rows in self._staged.items()}
         self.rollback()
 
     def state_dict(self) -> dict[str, Any]:

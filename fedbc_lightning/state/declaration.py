@@ -360,8 +360,8 @@ class ClientStore:
         return self._storage[name].read(name, client, staged=staged)
 
     def stamp(self, name: str, client: int) -> object:
-        """Return an object that is another one after a vector of the client's was staged."""
-        return self._storage[name].stamps[name].get(client, self)
+        """Return an object that is another one after another vector was staged for the client."""
+        return self._storage[name].stamp(name, client)
 
     def start(self, name: str) -> Tensor:
         """Return the row of a client that never trained."""

@@ -228,8 +228,7 @@ class FileRows(RowStorage):
         """
         self.require()
         start = self.starts[name]
-        found = self._staged[name].get(client) if staged else None
-        slot, expected = found or self._live[name][client].item()
+        slot, expected = self.stamp(name, client) if staged else self._live[name][client].item()
         if not slot:
             return start.clone()
         assert self._file is not None
@@ -242,6 +241,10 @@ class FileRows(RowStorage):
             )
         return row.to(start.dtype)
 
+    def stamp(self, name: str, client: int) -> tuple[int, int]:
+        """Return the slot and the checksum of the staged row."""
+        return self._staged[name].get(client) or self._live[name][client].item()
+
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Write the rows (K, ...) of K clients into free slots of the file."""
         assert self._file is not None
@@ -250,7 +253,6 @@ class FileRows(RowStorage):
             slot = self._free_slot(name, client)
             self._file.write(name, slot, client, row)
             self._staged[name][client] = slot, checksum(row)
-        self.stamps[name].update(dict.fromkeys(clients, object()))
 
     def export_staged(self) -> dict[str, Any]:
         """Return the indices of the clients whose rows this rank wrote, with the rows' checksums."""
@@ -265,7 +267,6 @@ class FileRows(RowStorage):
             self._file.reopen()
         for name, clients in staged.items():
             self._staged[name] |= {client: (self._free_slot(name, client), value) for client, value in clients}
-            self.stamps[name].update(dict.fromkeys(dict(clients), object()))
 
     def commit(self) -> None:
         """Make the staged rows the current ones: their slots become the live ones."""
