@@ -66,7 +66,7 @@ class WeightedAverage(ServerCallback):
         sums.add_rows("weighted_model", model, weights)
         # With λ as weights all may be 0 (dual_min = 0). Whether they are is known after the last cohort only, so both
         # sums are taken; the second becomes the mean of such a round.
-        if self.reads:
+        if self.reads and not weights.all():
             sums.add_rows("unweighted_model", model, (weights == 0).double())
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
@@ -78,7 +78,8 @@ class WeightedAverage(ServerCallback):
         # fsum: the total does not depend on the order of clients, and so not on the number of processes.
         total = math.fsum(record["weight"] for record in server.valid_records)
         if self.rule is None:
-            server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"] / total)
+            # In place: no vector of a round is larger, and this part alone reads it.
+            server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"].div_(total))
         else:
             models = sums.rows("model")
             updates, buffers = models.split([server.z.numel(), models.shape[1] - server.z.numel()], dim=1)

@@ -255,7 +255,7 @@ class Cohort:
     def squared_distance(self, center: Tensor) -> Tensor:
         """Return ‖w_i − center‖² of each client, (K,) in the wide dtype; `center` is (d,)."""
         differences = (w - c for w, c in pieces(self.w, center))
-        return torch.stack([each.to(wide_dtype(each.device)).square().sum(dim=1) for each in differences]).sum(dim=0)
+        return torch.stack([each.to(wide_dtype(each.device)).square_().sum(dim=1) for each in differences]).sum(dim=0)
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""
