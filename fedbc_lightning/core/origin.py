@@ -8,8 +8,10 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from reprlib import Repr
 from textwrap import dedent
@@ -62,24 +64,31 @@ def source_hash(kind: type) -> str:
     """Return 12 digits of a hash of the code of a class: itself, its bases, and what it names.
 
     Of functions and classes of the user's that is their code again, of installed ones their name, because packages have
-    versions, and of other values what ``repr`` says, with the attributes of a loss or metric. Comments, docstrings and
-    line breaks do not count. It is empty for code without a source, such as a class that was typed at a prompt.
+    versions, and of other values what ``repr`` says, with the attributes of a loss or metric. Of the user's modules
+    that a function imports as it runs it is the code of the whole file, and they are not imported for this. Comments,
+    docstrings and line breaks do not count. It is empty for code without a source, such as a class that was typed at a
+    prompt.
 
     Example:
         >>> source_hash(dict)
         ''
     """
     waiting, found = list[Any](kind.__mro__), dict[Any, str]()
+    packages = dict[Path, str]()
     while waiting:
         part = waiting.pop()
-        if part in found or not _is_users(part):
+        if part in found or not (part in packages or _is_users(part)):
             continue
         try:
-            tree = ast.parse(dedent(inspect.getsource(part)))
+            tree = ast.parse(part.read_bytes() if part in packages else dedent(inspect.getsource(part)))
         except (OSError, TypeError, SyntaxError):
             continue
         found[part] = _dumped(tree)
-        for named, value in _named_values(tree, vars(sys.modules[part.__module__])):
+        module = None if part in packages else sys.modules[part.__module__]
+        inside = _imported_files(tree, packages[part] if module is None else module.__package__ or "")
+        packages |= inside
+        waiting += inside
+        for named, value in _named_values(tree, {} if module is None else vars(module)):
             if isinstance(value, (FunctionType, type)) and _is_users(value):
                 waiting += value.__mro__ if isinstance(value, type) else (value,)
             found[part, named] = f"{named} = {_told(value)}"
@@ -95,11 +104,38 @@ def _told(value: Any) -> str:
     return ADDRESS.sub("", SORTED.repr((value, attributes)))
 
 
+def _imported_files(tree: ast.AST, package: str) -> dict[Path, str]:
+    """Return the files of the user's modules that a syntax tree imports, with the packages that they belong to."""
+    names = list[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # too many dots
+                name = resolve_name("." * node.level + (node.module or ""), package)
+                names += [name, *(f"{name}.{alias.name}" for alias in node.names)]
+    found = dict[Path, str]()
+    for name in names:
+        with suppress(ImportError, ValueError):
+            # The packages above a module are imported to find it, so those of others are not asked.
+            top = find_spec(name.partition(".")[0])
+            places = [] if top is None else [top.origin or "", *(top.submodule_search_locations or ())]
+            if top is None or top.name == PACKAGE or not all(map(_is_users_file, map(Path, places))):
+                continue
+            spec = find_spec(name)
+            if spec is not None and (spec.origin or "").endswith(".py"):
+                found[Path(str(spec.origin))] = spec.parent or ""
+    return found
+
+
 def _is_users(part: Any) -> bool:
     module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
     if module is None or is_ours(part) or module.__name__ in sys.builtin_module_names:
         return False
-    file = Path(getattr(module, "__file__", None) or "a notebook")
+    return _is_users_file(Path(getattr(module, "__file__", None) or "a notebook"))
+
+
+def _is_users_file(file: Path) -> bool:
     return not file.is_relative_to(STANDARD_LIBRARY) and not INSTALLED.intersection(file.parts)
 
 

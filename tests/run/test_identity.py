@@ -1,5 +1,6 @@
 """A run is its content: what ``last`` goes on with, and what a resumed run says of other settings, code and data."""
 
+import importlib
 import importlib.util
 import re
 import shutil
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.callbacks import ByzantineClients
 from fedbc_lightning.core.described import content_hash
+from fedbc_lightning.core.origin import source_hash
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import LAST
 from fedbc_lightning.run.identity import read, samples_of
@@ -108,6 +110,38 @@ def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog
     with pytest.raises(ConfigurationError, match=f"strict asks for it: after round 1: {expected}"):
         changed.fit(tmp_path, 3, ckpt_path=mixed.checkpoint, strict=True)
     assert read(mixed.folder)[0].changes == [f"after round 1: {one.message}".partition(";")[0] for one in said]
+
+
+INSIDE = {
+    "net.py": "class Net:\n    def step(self):\n        from .steps import act, os\n        act()\n",
+    "steps.py": "from depth.below import steep  # a file of its own\n\ndef act():\n    return steep()\n",
+    "depth/below.py": "import nowhere_at_all\n\ndef steep():\n    return 1.0\n",
+}
+
+
+def test_code_that_a_method_imports_counts_and_is_not_run(tmp_path, monkeypatch):
+    """The package lies in a folder for each version, and so does the module that is imported by the one inside."""
+
+    def hash_of(change=("", "")):
+        folder = tmp_path / content_hash(change)
+        for name, text in INSIDE.items():
+            path = folder / (name if "/" in name else f"inner/{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace(*change))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("inner", "depth")]:
+            del sys.modules[name]
+        with monkeypatch.context() as patched:
+            patched.syspath_prepend(folder)
+            found = source_hash(importlib.import_module("inner.net").Net)
+        assert not {"inner.steps", "depth.below", "nowhere_at_all"}.intersection(sys.modules)
+        return found
+
+    first = hash_of()
+    assert first == hash_of(("# a file", "# another"))
+    assert (
+        len({first, hash_of(("act()\n", "act(1)\n")), hash_of(("steep()\n", "-steep()\n")), hash_of(("1.0", "2.0"))})
+        == 4
+    )
 
 
 def smoothed(smoothing):
