@@ -100,9 +100,11 @@ def print_plan(plan: Plan) -> None:
     """Print the estimated cost of a run in readable units."""
     about = "" if plan.is_counted else "about "
     processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
+    asked = f" ({plan.clients_asked:,} are asked for)" if plan.clients_per_round < plan.clients_asked else ""
+    clients = f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round{asked}"
     rows = [
         ("method", escape(f"{plan.algorithm}, {plan.model} with d = {plan.num_parameters:,}")),
-        ("clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"),
+        ("clients", f"{clients}, {plan.max_rounds:,} rounds"),
         ("steps", f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
          f"{about}{plan.num_steps:,} in all"),
         ("engine", plan.engine),

@@ -53,6 +53,8 @@ TRAIN_LOSS = "train/loss"
 EPSILON = "privacy/epsilon"
 SIMULATED_SECONDS = "time/simulated_seconds"
 NUM_EVALUATED = "num_clients/evaluated"
+# Why clients that a round asks for have no part in it, counted in num_clients/<reason>
+MISSING = ("nonfinite", "absent", "straggler", "unavailable")
 
 # Parts of a name: smaller values are better for a metric whose name contains one of these
 PARTS = (

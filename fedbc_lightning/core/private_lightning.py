@@ -7,8 +7,11 @@ that is newer than these, and ``tests/core/test_private.py`` fails if a part is 
 from __future__ import annotations
 
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from inspect import currentframe
+from typing import Any, cast
 
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, Strategy
@@ -30,6 +33,7 @@ from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.distributed import Store, init_process_group, is_initialized
 from torchmetrics import Metric
+from torchmetrics.utilities.prints import rank_zero_only
 
 # Processes
 
@@ -212,6 +216,28 @@ def forward_value(metric: Metric) -> Any:
     Read in torchmetrics 1.8. Without it, ``trainer.callback_metrics`` lacks the values of steps of Metrics.
     """
     return metric._forward_cache
+
+
+@contextmanager
+def warnings_of_metrics() -> Iterator[list[str]]:
+    """Collect what torchmetrics warns of in this context, on every rank, in place of showing it.
+
+    Read in torchmetrics 1.4 to 1.9. Without it, a metric that is undefined for a client counts by what stands in for it
+    (0 for the AUROC of one class), and processes other than the first do not know.
+    """
+    said, shown, gate = list[str](), warnings.warn, cast(Any, rank_zero_only)
+    rank = gate.rank
+
+    def note(message: Any, *args: Any, **kwargs: Any) -> None:
+        frame = currentframe()
+        caller = "" if frame is None or frame.f_back is None else frame.f_back.f_globals.get("__name__", "")
+        said.append(str(message)) if caller.startswith("torchmetrics.") else shown(message, *args, **kwargs)
+
+    warnings.warn, gate.rank = note, 0
+    try:
+        yield said
+    finally:
+        warnings.warn, gate.rank = shown, rank
 
 
 # Callbacks and loggers

@@ -60,11 +60,12 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     # Of clients that are held out: z as it is, and after fine-tuning
     for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
         for name, of_clients in _columns(results, which, heldout).items():
-            what, values = Measured(name, place, split), np.array(list(_having(name, of_clients).values()))
+            having = _having(name, of_clients)
+            what, values = Measured(name, place, split), np.array(list((having or of_clients).values()))
             evaluation.clients[what.name] = of_clients
             metrics[what.name] = float(values.mean())
-            if len(values) < len(heldout.intersection(measured)):
-                metrics[what._replace(place="heldout_num_clients").name] = float(len(values))
+            if len(having) < len(heldout.intersection(measured)):
+                metrics[what._replace(place="heldout_num_clients").name] = float(len(having))
             if split == "test":
                 metrics[what._replace(place=f"{place}_std").name] = deviation(values)
                 metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
@@ -75,7 +76,7 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     for which in ("local", "global"):
         for name, of_clients in _columns(results, which, trained).items():
             having = _having(name, of_clients)
-            clients, values = list(having), np.array(list(having.values()))
+            clients, values = list(having or of_clients), np.array(list((having or of_clients).values()))
             what = Measured(name, which, split)
             evaluation.clients[what.name] = of_clients
             if which == "local":
@@ -84,8 +85,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
             if which == "global" and ("global", -1) not in results:
                 metrics[what.name] = float(np.average(values, weights=sizes[clients]))
-            if which == fair and len(clients) < len(trained):
-                metrics[what._replace(place="num_clients").name] = float(len(clients))
+            if which == fair and len(having) < len(trained):
+                metrics[what._replace(place="num_clients").name] = float(len(having))
             if which == fair and split == "test":
                 metrics |= fairness(name, values, train_sizes[clients])
                 metrics[NUM_EVALUATED] = float(len(trained))
@@ -102,8 +103,8 @@ def _columns(results: Results, which: str, clients: Collection[int]) -> dict[str
 
 
 def _having(name: str, of_clients: dict[int, float]) -> dict[int, float]:
-    """Return the values of those clients that have the metric; all of them if none has it."""
-    return {client: value for client, value in of_clients.items() if has_value(name, value)} or of_clients
+    """Return the values of those clients that have the metric."""
+    return {client: value for client, value in of_clients.items() if has_value(name, value)}
 
 
 def deviation(values: np.ndarray) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, has_value, train_name
+from fedbc_lightning.core.metric_names import MISSING, SIMULATED_SECONDS, has_value, train_name
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import Sums
@@ -188,13 +188,13 @@ def round_metrics(server: ServerState) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in names:
         there = [(record[name], record["num_samples"]) for record in valid if name in record]
-        having = [(value, size) for value, size in there if has_value(name, value)] or there
+        having = [(value, size) for value, size in there if has_value(name, value)]
         shown = train_name(name.removeprefix("train_"))
-        metrics[shown] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+        metrics[shown] = sum([v * size for v, size in having or there]) / sum([size for _, size in having or there])
         if len(having) < len(valid):
             metrics[f"{shown}_num_clients"] = float(len(having))
     count = Counter([record["status"] for record in server.records])
-    metrics |= {f"num_clients/{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
+    metrics |= {f"num_clients/{status}": float(count[status]) for status in MISSING if count[status]}
     for name in ("bytes_up", "bytes_down"):
         metrics[f"comm/{name}"] = float(sum([record[name] for record in server.records]))
     return metrics | server.metrics

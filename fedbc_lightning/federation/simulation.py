@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -21,6 +22,12 @@ from fedbc_lightning.state import Arrival, ServerState, StateDeclaration
 # Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly
 HASH = "time_line"
 
+# What has more clients take part in a round, by the reason why they do not
+HINTS = {
+    "unavailable": "More are there with a larger share or spread, or a shorter period, of trainer.system.availability.",
+    "straggler": "trainer.stragglers.partial_work: used keeps what stragglers did, and trainer.system.late: partial "
+    "what is done by the deadline.",
+}  # fmt: skip
 
 # Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them: the numbers of
 # steps, the bytes that a client receives, and those that it sends
@@ -46,6 +53,7 @@ class Simulation:
 
     Attributes:
         participation: Tells how clients are sampled, and what they are asked.
+        num_asked: Number of clients whose work a round asks for: S, or the K of asynchronous methods.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -56,6 +64,7 @@ class Simulation:
         system: System | None = None,
     ) -> None:  # fmt: skip
         self.participation, self._buffer_size = participation, algorithm.buffer_size
+        self.num_asked = 1 if algorithm.trains_pooled else self._buffer_size or participation.num_sampled
         self._clock: Clock | None = None
         if system is not None or self._buffer_size is not None:
             system = system or System()
@@ -114,13 +123,8 @@ class Simulation:
         """
         server.sampled, server.ids = participants.sampled, participants.ids
         server.arrivals = participants.arrivals or []
-        if participants.sampled and not (server.ids or server.arrivals):
-            server.warn_once(
-                "nobody",
-                f"round {server.round}: every sampled client vanished or was dropped as a straggler, so z stays as it "
-                "is (said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: "
-                "used keeps what stragglers did, and trainer.system.late: partial what is done by the deadline.",
-            )
+        if participants.arrivals is None:
+            self._say_who_is_missing(server, participants)
         if self._clock is None:
             return
         if server.round > 1 and int(server[HASH]) != participants.before:
@@ -129,6 +133,24 @@ class Simulation:
                 "the run that is resumed; give sampler, algorithm and trainer the settings that they had."
             )
         server.stage(HASH, torch.tensor(participants.after, dtype=torch.float64))
+
+    def _say_who_is_missing(self, server: ServerState, participants: Participants) -> None:
+        """Count the clients that could not be sampled, and say once that a round has fewer than were asked for."""
+        sampled, num_used = len(participants.sampled), len(participants.ids)
+        asked = sampled if self.participation.sampler.may_be_empty else self.num_asked
+        if sampled < asked:
+            server.log("num_clients/unavailable", asked - sampled)
+        # Stragglers and dropouts that somebody asked for are no news, unless nobody is left.
+        if num_used < asked and (sampled < asked or not num_used or self.participation.stragglers is None):
+            count = Counter([*participants.missing.values(), *["unavailable"] * (asked - sampled)])
+            why = ", ".join(f"{number} {reason}" for reason, number in sorted(count.items()))
+            how = "; ".join(hint for reason, hint in HINTS.items() if reason in count)
+            server.warn_once(
+                "fewer" if num_used else "nobody",
+                f"round {server.round}: {num_used or 'none'} of the {asked} clients that it asks for have a part in it"
+                f"{'' if num_used else ', so z stays as it is'} ({why}; said once, see num_clients/ in metrics.csv). "
+                f"{how}",
+            )
 
     def _wait_for_clients(self, round: int, clock: Clock) -> Participants:
         """Return who takes part in the round after the latest one, and move the time to its end."""

@@ -15,6 +15,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torchmetrics import MaxMetric, Metric, MinMetric
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyModule, overrides
-from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled
+from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled, warnings_of_metrics
 from fedbc_lightning.core.private_torch import buffers_of, inside_compiled, is_persistent, set_updated
 from fedbc_lightning.core.storable import plain_copy, plain_values
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS, FederatedDataModule
@@ -31,7 +32,7 @@ from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.collector import MetricCollector, ModuleLog, batch_size_of, by_plain_name
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
-from fedbc_lightning.module.mistakes import locate_step
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.state.layout import write_buffer
 
@@ -191,7 +192,8 @@ class UserModule:
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self.best_metrics = BestMetrics(module)
-        self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
+        self._metric_parts = [(m.distributed_available_fn, m.compute) for m in self.metrics]
+        self._told = set[tuple[str, str]]()
         self.keep_scratch()
         self._kept_optimizers: KeptState | None = None
         self.returned: KeptState | None = None
@@ -252,6 +254,7 @@ class UserModule:
         # another client, and not equally often, so the ranks would wait for each other for ever.
         for metric in self.metrics:
             metric.distributed_available_fn = bool  # which returns False
+            metric.compute = self._telling(type(metric).__name__, metric.compute)  # type: ignore[method-assign]
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
@@ -265,14 +268,40 @@ class UserModule:
         _changed[self.module] = self._made, {key: left.get(key) for key in self.changed_attributes}
         for state in filter(None, (self.returned, self._kept_optimizers)):
             state.restore()
-        for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
-            metric.distributed_available_fn = available
+        for metric, (available, compute) in zip(self.metrics, self._metric_parts, strict=True):
+            metric.distributed_available_fn, metric.compute = available, compute  # type: ignore[method-assign]
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = None
                 child.__dict__.pop("log", None)
         for callback in self.hooks.callbacks:
             vars(callback).pop("log", None), vars(callback).pop("log_dict", None)
+
+    def _telling(self, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a metric's ``compute`` with NaN for a value that is undefined, as torchmetrics warns, and one line."""
+        undefined: Any = None
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal undefined
+            with warnings_of_metrics() as said:
+                value = compute(*args, **kwargs)
+            client = self.shim.current_client
+            place = self.place if client is None else place_in_run(f"client {client}", self.shim.current_round)
+            for text in said:
+                if (name, text) not in self._told:
+                    self._told.add((name, text))
+                    rank_zero_warn(
+                        f"{place}: torchmetrics warns of {name}: {text.rstrip('.')}. A client for which a metric is "
+                        "undefined is left out of its means and of its worst tenth, and .../num_clients counts the "
+                        "others (said once)."
+                    )
+            # A mean over those classes that are there is one. A value that was computed before comes without a warning.
+            is_one = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+            if said and is_one and not any("Ignoring" in text for text in said):
+                undefined = value
+            return value if value is not undefined or value is None else torch.full_like(value, torch.nan)
+
+        return computed
 
     def start_collecting(self) -> MetricCollector:
         """Start a new collector for one client or evaluation, and reset metrics and the buffers that do not travel."""

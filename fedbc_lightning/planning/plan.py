@@ -28,6 +28,7 @@ class Plan:
         num_clients: Number of clients N that train.
         max_rounds: Number of rounds, T.
         clients_per_round: Number of clients that train in a round, mean over the first rounds.
+        clients_asked: Number of clients whose work a round asks for.
         steps_per_client: Number of optimizer steps of a client in a round, mean over the first rounds.
         steps_per_round: Number of optimizer steps of all clients of a round, mean over the first rounds.
         num_steps: Number of optimizer steps of all rounds.
@@ -52,6 +53,7 @@ class Plan:
     num_clients: int
     max_rounds: int
     clients_per_round: float
+    clients_asked: int
     steps_per_client: float
     steps_per_round: float
     num_steps: int
@@ -124,6 +126,7 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         engine=federation.engine_kind, device=str(device), num_processes=num_processes,
         num_parameters=federation.layout.num_parameters, num_clients=len(run.datamodule.training_clients),
         max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
+        clients_asked=federation.simulation.num_asked,
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
         start_seconds=start_seconds, evaluation_seconds=evaluation_seconds, num_evaluations=num_evaluations,

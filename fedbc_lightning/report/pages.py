@@ -16,7 +16,7 @@ from fedbc_lightning.report import page_figures, sections
 from fedbc_lightning.report.page import Block, Code, Page, Table, render
 from fedbc_lightning.run.folder import method_of
 from fedbc_lightning.run.run_record import RunRecord
-from fedbc_lightning.run.run_warnings import divergence
+from fedbc_lightning.run.run_warnings import remarks
 from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
 from fedbc_lightning.studies.drawing import COLORS, colors_of
@@ -254,9 +254,7 @@ def _run_notices(run: RunRecord) -> Iterator[str]:
             "still running."
         )
     # As written: for pandas an empty cell (not evaluated) and nan (diverged) are the same.
-    diverged = divergence(read_rows(run.folder / "metrics.csv"))
-    if diverged is not None:
-        yield diverged
+    yield from remarks(read_rows(run.folder / "metrics.csv"))
     yield from _missing("The run has", [run])
 
 

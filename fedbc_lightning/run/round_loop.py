@@ -22,7 +22,7 @@ from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, refuse_if_nothing_logs
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_warnings import say_that_it_diverged, say_what_to_expect
+from fedbc_lightning.run.run_warnings import say_that_nothing_is_measured, say_what_came_of_it, say_what_to_expect
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.state import file_rows
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -88,7 +88,7 @@ class RoundLoop:
             self._federation.load_global()
         self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
-        say_that_it_diverged(run, self._recorder.folder)
+        say_what_came_of_it(run, self._recorder.folder)
 
     def _open_rows(self) -> None:
         """Open the clients' rows if they lie in a file."""
@@ -162,6 +162,8 @@ class RoundLoop:
             self._hooks.call_module("on_validation_end")
         with self._run.around_evaluation.calling("on_validation_model_train"):
             self._hooks.call_module("on_validation_model_train")
+        if not (round or evaluation.metrics):
+            say_that_nothing_is_measured(self._run)
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
         return evaluation
 

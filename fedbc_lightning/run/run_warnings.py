@@ -1,4 +1,4 @@
-"""Lines about a whole run that a user should not miss: nothing is measured, threads cost time, the loss diverged."""
+"""Lines about a whole run that a user should not miss: nothing is measured, clients are missing, the loss diverged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, is_lower_better, measured
+from fedbc_lightning.core.metric_names import MISSING, TRAIN_LOSS, is_lower_better, measured
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.hyper_parameters import say_what_is_left_out
@@ -24,14 +24,7 @@ FEW_PARAMETERS = 10_000
 
 
 def say_what_to_expect(run: Run) -> None:
-    """Print, before round 1, whether nothing will be measured, whether threads cost time, and what ε will be."""
-    splits = [split for split in ("test", "val") if run.has_split(split)]
-    if run.settings.eval_every_n_rounds and not any(step_stage(run.user.module, split) for split in splits):
-        missing = f"{type(run.user.module).__name__} has neither test_step nor validation_step"
-        rank_zero_info(
-            f"{missing if splits else 'There is neither test nor validation data'}, so no round will be measured: "
-            "tables and curves hold the training loss alone."
-        )
+    """Print, before round 1, whether threads cost time, and what ε will be."""
     threads, size = torch.get_num_threads(), run.federation.layout.num_parameters
     is_chosen = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
     # The number is not changed here: sums depend on it in their last digits, also after it is set back.
@@ -43,6 +36,19 @@ def say_what_to_expect(run: Run) -> None:
     say_what_is_left_out(run.user.module)
     if run.settings.privacy is not None:
         _say_what_is_private(run)
+
+
+def say_that_nothing_is_measured(run: Run) -> None:
+    """Print, after an evaluation that measured nothing, why it did not."""
+    splits, name = [split for split in ("test", "val") if run.has_split(split)], type(run.user.module).__name__
+    stages = {stage for split in splits if (stage := step_stage(run.user.module, split)) is not None}
+    why = "There is neither test nor validation data"
+    if stages:
+        steps = " and ".join(f"{stage}_step" for stage in sorted(stages))
+        why = f"{name}'s {steps} logged nothing, as by self.log('test_accuracy', ...)"
+    elif splits:
+        why = f"{name} has neither test_step nor validation_step"
+    rank_zero_info(f"{why}, so no round will be measured: tables and curves hold the training loss alone.")
 
 
 def _say_what_is_private(run: Run) -> None:
@@ -63,8 +69,8 @@ def _say_what_is_private(run: Run) -> None:
         )
 
 
-def say_that_it_diverged(run: Run, folder: Path) -> None:
-    """Print a line at the end of a run if its loss is not finite, also in rounds before it was resumed.
+def say_what_came_of_it(run: Run, folder: Path) -> None:
+    """Print lines at the end of a run if rounds had too few clients or its loss is not finite, since its beginning.
 
     Args:
         run: Run that has ended.
@@ -73,9 +79,33 @@ def say_that_it_diverged(run: Run, folder: Path) -> None:
     if not run.fabric.is_global_zero:  # another machine may not see the folder
         return
     with suppress(OSError, ConfigurationError):  # a table that was edited or moved is told of where it is needed
-        found = divergence(read_rows(folder / "metrics.csv"))
-        if found is not None:
-            rank_zero_info(found)
+        for line in remarks(read_rows(folder / "metrics.csv")):
+            rank_zero_info(line)
+
+
+def remarks(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return what the rows of ``metrics.csv`` say of a run that a reader should not miss, a sentence each."""
+    return [found for found in (shortfall(rows), divergence(rows)) if found is not None]
+
+
+def shortfall(rows: Sequence[Mapping[str, str]]) -> str | None:
+    """Return a sentence that says how many clients were missing in the rounds of a run; None if none was.
+
+    Args:
+        rows: Rows of ``metrics.csv``, as for :func:`divergence`.
+
+    Example:
+        >>> shortfall([{"round": "0"}, {"round": "1", "num_clients/absent": "3"}, {"round": "2"}])
+        'In 1 of 2 rounds clients had no part that trainer.clients_per_round asks for, on average 1.5 (1.5 absent).'
+    """
+    rounds = [[float(row.get(f"num_clients/{why}") or 0) for why in MISSING] for row in rows if row["round"] != "0"]
+    means = {why: sum(counts[k] for counts in rounds) / max(len(rounds), 1) for k, why in enumerate(MISSING)}
+    if not any(means.values()):
+        return None
+    return (
+        f"In {sum(map(any, rounds))} of {len(rounds)} rounds clients had no part that trainer.clients_per_round asks "
+        f"for, on average {sum(means.values()):.3g} ({', '.join(f'{x:.3g} {why}' for why, x in means.items() if x)})."
+    )
 
 
 def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:

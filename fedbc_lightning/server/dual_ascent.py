@@ -132,7 +132,7 @@ class DualAscent(ServerCallback):
             clients.stage_all(name, values)
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
-        """Log λ over S_t, and warn once if fewer than two clients carry the mean, by the effective number."""
+        """Log λ over S_t, and warn once if by the effective number fewer than two, or half of them, carry the mean."""
         # (Σλ)² / Σλ², the effective number of clients that carry the mean: 1 if one λ dwarfs all others.
         dual = clients.scalar("dual", staged=True)[[record["client"] for record in server.valid_records]]
         square_sum = dual.square().sum()
@@ -140,7 +140,7 @@ class DualAscent(ServerCallback):
         server.log("dual/min", dual.min().item())
         server.log("dual/max", dual.max().item())
         server.log("dual/effective_number", effective)
-        if effective < min(2, len(dual)):
+        if effective < min(2, len(dual) / 2):
             state = "all 0: z is their uniform mean" if effective == 0 else f"{effective:.2f} clients' worth of weight"
             server.warn_once(
                 "effective number of λ",

@@ -136,6 +136,12 @@ def test_fedbc_says_once_when_few_clients_carry_the_mean(tmp_path, options, capl
     assert len([record for record in caplog.records if "sampled clients are" in record.getMessage()]) == 1
 
 
+def test_two_clients_in_a_round_are_no_alarm(tmp_path, caplog):
+    options = {"max_rounds": 4, "clients_per_round": 2}
+    fit(tmp_path, FedBC(dual_lr=0.2), QuadraticData(sample_quadratics()), Recorder(), **options)
+    assert "sampled clients are" not in caplog.text
+
+
 def test_integer_buffers_of_a_nonfinite_client_do_not_count(tmp_path):
     """Such a client has weight 0: its num_batches_tracked is not the maximum either."""
 

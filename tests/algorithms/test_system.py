@@ -1,5 +1,6 @@
 """The simulated clock: how long rounds take, who is there and in time, resumed runs, and what is refused."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from algorithms.running import QUIET
 from algorithms.test_resume_equality import assert_resumes, run
 from fedbc_lightning import ConfigurationError, FederatedTrainer, Privacy
 from fedbc_lightning.algorithms import L2GD, Centralized, FedAvg, FedProx
+from fedbc_lightning.cli.printed_tables import print_plan
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.federation.system import Availability, DeviceFile, Diurnal, Lognormal, System
+from fedbc_lightning.report.page import render
+from fedbc_lightning.report.pages import run_page
 
 SPEEDS = "client,compute,bandwidth_up\n0,1.0,100\n1,2.0,100\n2,4.0,50\n3,0.5,100\n4,1.5,200\n"
 L2 = partial(L2GD, penalty=1.0, probability=0.5, lr=0.1)
@@ -94,6 +98,31 @@ def test_who_needs_the_whole_deadline_is_in_time(tmp_path, late):
     trainer = fit(tmp_path, System(0.1000001, deadline=0.3, late=late), max_rounds=1, local_steps=3)
     expected = ("straggler", "0") if late == "dropped" else ("ok", "2")
     assert [(row["status"], row["num_steps"]) for row in of_round(trainer, 1).values()] == [expected] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [({"availability": True}, "2 unavailable"), ({"deadline": 5.0}, "1 straggler"), ({}, None)],
+    ids=["away", "late", "all"],
+)
+def test_rounds_that_get_fewer_clients_than_they_ask_for(tmp_path, caplog, capsys, options, missing):
+    """A round that asks for three clients finds client 3 alone, or one of all five is too late."""
+    (tmp_path / "there.csv").write_text("client,start,end\n3,0,1000\n")
+    (tmp_path / "speeds.csv").write_text("client,compute\n0,1\n1,1\n2,2\n3,1\n4,1\n")
+    if "availability" in options:
+        options = {"availability": str(tmp_path / "there.csv")}
+    number = 3 if "availability" in options else 5
+    with caplog.at_level(logging.INFO):
+        trainer = fit(tmp_path, System(str(tmp_path / "speeds.csv"), **options), clients_per_round=number)
+    warned = [text for text in caplog.messages if f"of the {number} clients that it asks for have a part" in text]
+    ended = [text for text in caplog.messages if "In 3 of 3 rounds clients had no part" in text]
+    assert len(warned) == len(ended) == (missing is not None)
+    if missing is not None:
+        assert f"({missing}; said once" in warned[0]
+        assert f"on average {missing[0]} ({missing})." in ended[0]
+        assert ended[0] in render(run_page(Path(trainer.log_dir)))
+    print_plan(trainer.plan(QuadraticModule(), QuadraticData(sample_quadratics()), FedAvg("uniform")))
+    assert (f"({number} are asked for)" in capsys.readouterr().out) == (missing is not None)
 
 
 def test_nobody_waits_for_work_that_is_dropped(tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import re
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,8 @@ from torch.func import functional_call
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric
+from torchmetrics.classification import BinaryAUROC
+from torchmetrics.utilities.prints import rank_zero_only
 
 from fedbc_lightning.core import private_cli, private_lightning, private_torch
 from fedbc_lightning.distributed.fabric import ClientParallelStrategy
@@ -193,6 +196,19 @@ def test_the_process_group_tells_its_store_and_takes_a_timeout(tmp_path):
         assert private_torch.store_of_group().get("key") == b"value", gone("_get_default_store")
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_torchmetrics_warns_of_is_collected_on_every_rank(monkeypatch, rank):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    metric = BinaryAUROC()
+    metric.update(torch.rand(3), torch.zeros(3, dtype=torch.long))
+    with private_lightning.warnings_of_metrics() as said:
+        metric.compute()
+        with pytest.warns(UserWarning, match="mine"):
+            warnings.warn("mine", stacklevel=1)
+    assert len(said) == 1, gone("rank_zero_only.rank")
+    assert said[0].startswith("No positive samples in targets"), gone("rank_zero_warn by warnings.warn")
 
 
 def test_a_metric_can_count_as_updated(recwarn):

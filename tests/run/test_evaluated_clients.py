@@ -8,6 +8,8 @@ import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import BinaryAUROC
 
 from fedbc_lightning import FedBC, recordable
 from fedbc_lightning.algorithms import APFL, Ditto
@@ -128,6 +130,56 @@ def test_a_metric_of_some_clients_is_summarised_over_those_with_their_number(tmp
     assert last["rare/val_num_clients"] == len(groups[""]["rare/val_global"].dropna())
     if not heldout:
         assert (last["rare/num_clients"], last["rare/least_data"], last["rare/most_data"]) == (3, 4, 16)
+
+
+class OneClass(BoringData):
+    """Clients 1 and 4 have no positive among their test samples."""
+
+    def client_test_dataset(self, client):
+        inputs, targets = super().client_test_dataset(client).tensors
+        return TensorDataset(inputs, targets * (client not in (1, 4)))
+
+
+class RanksPositives(BoringModel):
+    """Logs an AUROC as its users do: the Metric, or its value at the end."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.auroc = how, BinaryAUROC()
+
+    def test_step(self, batch, batch_idx):
+        scores, targets = self(batch[0])[:, 2], batch[1] == 2
+        if self.how == "called":
+            self.auroc(scores, targets.long())
+        else:
+            self.auroc.update(scores, targets.long())
+        if self.how != "computed":
+            self.log("test_auroc", self.auroc)
+
+    def on_test_epoch_end(self):
+        if self.how == "computed":
+            self.log("test_auroc", self.auroc.compute())
+            self.log("test_again", self.auroc.compute())
+
+
+@pytest.mark.parametrize("how", ["updated", "called", "computed"])
+def test_a_value_that_torchmetrics_warns_of_is_left_out_and_named(tmp_path, how):
+    trainer, model = make_trainer(tmp_path, max_rounds=1), RanksPositives(how)
+    with pytest.warns(UserWarning, match="torchmetrics warns of BinaryAUROC: No positive samples in targets") as said:
+        trainer.fit(model, OneClass(), FedBC(dual_lr=0.01))
+    assert [str(one.message).partition(":")[0] for one in said] == ["client 1, test"]  # before round 1
+    metrics, clients = tables(trainer)
+    found = clients[clients["round"] == 1].set_index("client")["auroc/global"]
+    assert found.index[found.isna()].tolist() == [1, 4]
+    last = metrics.loc[1]
+    assert (last["auroc/num_clients"], last["auroc/worst10"]) == (4, found.min())
+    assert last["auroc/std"] == pytest.approx(found.std(ddof=0))
+    assert "accuracy/num_clients" not in last
+    if how == "computed":
+        assert last["again/worst10"] == found.min()
+    model.auroc.update(torch.rand(2), torch.zeros(2, dtype=torch.long))
+    with pytest.warns(UserWarning, match="^No positive samples"):
+        assert model.auroc.compute() == 0  # as it was made
 
 
 class Counted(Linear):

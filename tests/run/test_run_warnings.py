@@ -21,6 +21,13 @@ class Unmeasured(BoringModel):
     test_step = LightningModule.test_step
 
 
+class Silent(BoringModel):
+    """A module whose test_step forgot to log."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.training_step(batch, batch_idx)
+
+
 class Validated(Unmeasured):
     """A module with a validation_step alone, which runs on test data, too."""
 
@@ -56,10 +63,16 @@ def said(caplog: Any, root: Any, model: BoringModel, data: BoringData, **options
     [
         (Unmeasured, BoringData, {}, f"Unmeasured has neither test_step nor validation_step, so {UNMEASURED}"),
         (BoringModel, Untested, {}, f"There is neither test nor validation data, so {UNMEASURED}"),
+        (
+            Silent,
+            BoringData,
+            {},
+            f"Silent's test_step logged nothing, as by self.log('test_accuracy', ...), so {UNMEASURED}",
+        ),
         (Validated, BoringData, {}, None),
         (Unmeasured, BoringData, {"eval_every_n_rounds": 0}, None),
     ],
-    ids=["no step", "no data", "validation_step", "no evaluation asked for"],
+    ids=["no step", "no data", "no log", "validation_step", "no evaluation asked for"],
 )
 def test_a_run_without_measurements_says_why(tmp_path, caplog, model, data, options, expected):
     text = said(caplog, tmp_path, make_model(model), data(), max_rounds=1, **options)
