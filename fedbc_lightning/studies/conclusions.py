@@ -65,11 +65,12 @@ def judge(paper: Paper, study: Study, readings: Readings) -> Iterator[Judgement]
     """Decide for each claim of a paper, each reading and each variant whether the claim holds here.
 
     A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
-    it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
+    it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none. Each
+    is judged by itself: the intervals are not corrected for their number.
     """
     for claim in paper.claims:
         for other, (report, results) in itertools.product(claim.than, readings.items()):
-            differences = paired_differences(results, [paper.metric], other, study.confidence)
+            differences = paired_differences(results, [paper.metric], other, study.confidence).drop(columns="p_holm")
             for row in differences[differences["algorithm"] == claim.better].to_dict("records"):
                 variant, levels = row["variant"], study.levels[row["variant"]]
                 names = {variant, *levels}
@@ -77,19 +78,20 @@ def judge(paper: Paper, study: Study, readings: Readings) -> Iterator[Judgement]
                     theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
                     from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
                     ours = difference_and_interval(row, paper.metric, len(study.seed_list))
-                    said = verdict(study, row)
+                    said = verdict(study, row, row["p"])
                     yield Judgement(claim.better, other, report, variant, said, ours + from_paper)
 
 
-def verdict(study: Study, row: Mapping[Any, Any]) -> str:
+def verdict(study: Study, row: Mapping[Any, Any], p: float) -> str:
     """Decide from its paired difference whether the claim holds that an algorithm is better than another.
 
     Returns:
-        ``holds`` or ``fails`` where the interval lies on one side of 0, else ``open``; an interval that is NaN, of a
-        single seed, is open.
+        ``holds`` or ``fails``, by the sign of the difference, where ``p`` is small enough for the study's confidence;
+        else ``open``, also where ``p`` is NaN.
     """
-    ends = [-row[end] if study.is_lower_better(row["metric"]) else row[end] for end in ("low", "high")]
-    return "holds" if min(ends) > 0 else "fails" if max(ends) < 0 else "open"
+    if not p <= 1 - study.confidence:
+        return "open"
+    return "holds" if (row["difference"] < 0) == study.is_lower_better(row["metric"]) else "fails"
 
 
 def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
@@ -112,17 +114,17 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
 
     Args:
         study: The study.
-        differences: Paired differences to the reference.
+        differences: Paired differences to the reference, with p-values that are corrected for their number.
     """
     metric, sentences = study.metrics[0], []
     found = differences[(differences["metric"] == metric) & differences["difference"].notna()]
     unit = " in % points" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
-    interval = f" [{100 * study.confidence:g} % interval]"
+    interval = f" [{100 * study.confidence:g} % interval], p {by_holm(study)}"
     for name, of_method in found.groupby("algorithm", sort=False):
         rows, parts = of_method.to_dict("records"), []
         for word, compared in COMPARED.items():
-            if mine := [row for row in rows if verdict(study, row) == word]:
+            if mine := [row for row in rows if verdict(study, row, row["p_holm"]) == word]:
                 where = f" in {len(mine)} of {len(study.variants)} variants" if len(study.variants) > 1 else ""
                 ends = dict.fromkeys(signed(end(row["difference"] for row in mine), metric) for end in (min, max))
                 one = difference_and_interval(mine[0], metric, len(study.seed_list))
@@ -130,6 +132,11 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
                 parts.append(f"{compared} {study.reference_name}{where} ({size})")
         sentences.append(f"By {metric}{unit}{better}{interval}: {name} is {listed(parts)}.")
     return sentences
+
+
+def by_holm(study: Study) -> str:
+    """Return how p-values of the first metric are corrected, in words."""
+    return f"by Holm's correction for {study.num_comparisons} comparison{'s' * (study.num_comparisons > 1)}"
 
 
 def listed(parts: Sequence[str]) -> str:

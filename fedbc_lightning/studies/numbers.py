@@ -66,7 +66,7 @@ def mean_and_deviation(found: Mapping[Any, Any], metric: str, num_seeds: int) ->
 
 
 def difference_and_interval(found: Mapping[Any, Any], metric: str, num_seeds: int) -> str:
-    """Format a row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as mean [interval].
+    """Format a row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as mean [interval], corrected p.
 
     Args:
         found: The row to format.
@@ -76,6 +76,8 @@ def difference_and_interval(found: Mapping[Any, Any], metric: str, num_seeds: in
     text = signed(found["difference"], metric)
     if not math.isnan(found["low"]):
         text = f"{text} [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
+    if found.get("p_holm", math.nan) >= 0:
+        text = f"{text}, p {found['p_holm']:.2g}"
     return text if found["num_pairs"] == num_seeds else f"{text} ({found['num_pairs']} of {num_seeds} pairs)"
 
 

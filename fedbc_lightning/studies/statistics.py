@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -23,6 +24,9 @@ ROUNDS: dict[Report, str] = {
 OF_PAPERS: tuple[Report, ...] = ("last", "mean_of_last_tenth", "best_on_test")
 
 KEYS = ["variant", "algorithm", "seed"]
+
+# Differences whose standard error is below this share of their mean are equal: metrics are rounded to float32.
+LEAST_SPREAD = 1e-4
 
 
 def criterion(report: Report, metric: str) -> str:
@@ -94,27 +98,50 @@ def paired_differences(
     """Compute per variant, algorithm and metric the mean difference to the reference algorithm of the same seed.
 
     Runs of one seed share partition, initial model and sampled clients, so the effects of these on the numbers cancel.
-    The interval is Student's for the mean of n differences, t with n - 1 degrees of freedom; one seed has none.
+    Interval and ``p`` are those of Student's test for the mean of n differences, t with n - 1 degrees of freedom, which
+    takes the seeds' differences for independent draws of one normal distribution. One seed has neither. Where all seeds
+    differ by the same amount, up to rounding, they do not show what another seed would give, and there is no ``p``.
+    ``p_holm`` is that of the first metric, corrected by :func:`holm` for all algorithms and variants of the table.
 
     Args:
         results: Tidy table with one row per run; only finished runs count.
-        metrics: Names of the metrics' columns.
+        metrics: Names of the metrics' columns, the most important first.
         reference: Name of the algorithm that the others are compared with.
         confidence: Confidence level of the interval, in (0, 1).
     """
-    finished = results[results["status"] == "finished"]
-    rows = []
-    for variant, runs in finished.groupby("variant", sort=False):
-        # Pairs are taken seed by seed: what partition, initial model and sampled clients do to a number is most of its
-        # variance over seeds, and it cancels in the difference.
-        for metric in metrics:
-            values = runs.pivot(index="seed", columns="algorithm", values=metric)
-            others = [name for name in dict.fromkeys(runs["algorithm"]) if name != reference]
-            for name in others if reference in values else ():
-                differences = (values[name] - values[reference]).dropna()
-                count, mean = len(differences), float(differences.mean())
-                # Student's t, no normal quantile: studies have 3 to 5 seeds, where t is 4.3 to 2.8 in place of 1.96.
-                reach = float(stats.t.ppf((1 + confidence) / 2, count - 1) * differences.sem())
-                rows.append((variant, name, metric, count, mean, mean - reach, mean + reach))
-    columns = ["variant", "algorithm", "metric", "num_pairs", "difference", "low", "high"]
-    return pd.DataFrame(rows, columns=columns)
+    others = [name for name in dict.fromkeys(results["algorithm"]) if name != reference]
+    by = ["variant", "metric", "algorithm"]
+    every = pd.MultiIndex.from_product([dict.fromkeys(results["variant"]), metrics, others], names=by)
+    long = results[results["status"] == "finished"].melt(KEYS, metrics, "metric")
+    # Pairs are taken seed by seed: what partition, initial model and sampled clients do to a number is most of its
+    # variance over seeds, and it cancels in the difference.
+    pairs = long.merge(long[long["algorithm"] == reference], on=["variant", "metric", "seed"], suffixes=("", "_of"))
+    differences = (pairs["value"] - pairs["value_of"]).groupby([pairs[key] for key in by])
+    found = differences.agg(num_pairs="count", difference="mean", error="sem").reindex(every)
+    mean, error, freedom = found["difference"], found.pop("error"), found["num_pairs"] - 1
+    # Student's t, no normal quantile: studies have 3 to 5 seeds, where t is 4.3 to 2.8 in place of 1.96.
+    reach = error * stats.t.ppf((1 + confidence) / 2, freedom)
+    p = 2 * stats.t.sf((mean / error.where(error > LEAST_SPREAD * mean.abs())).abs(), freedom)
+    found = found.assign(num_pairs=found["num_pairs"].fillna(0).astype(int), low=mean - reach, high=mean + reach, p=p)
+    return found.assign(p_holm=holm(found["p"].xs(metrics[0], level="metric", drop_level=False))).reset_index()
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """Correct p-values for the number of comparisons, by Holm's step-down method.
+
+    The k-th smallest of m is multiplied by m - k + 1, and is at least as large as the ones before it. Whoever calls
+    what is at most α then is wrong anywhere in at most a share α of all studies, if each p-value is right by itself;
+    the comparisons may depend on each other, as those with one reference do.
+
+    Args:
+        p: The m p-values; NaN where a comparison has none (yet), which counts among them and stays NaN.
+
+    References:
+        Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6.
+
+    Example:
+        >>> holm(pd.Series([0.01, 0.04, None, 0.03])).tolist()
+        [0.04, 0.09, nan, 0.09]
+    """
+    ordered = p.sort_values()  # NaN comes last
+    return (ordered * np.arange(len(p), 0, -1)).cummax().clip(upper=1.0)[p.index]

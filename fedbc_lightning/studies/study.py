@@ -303,6 +303,11 @@ class Study:
         names = [method.name for method in self.methods]
         return self.reference if self.reference in names else names[0]
 
+    @property
+    def num_comparisons(self) -> int:
+        """Number of comparisons with the reference by one metric, whether their runs have finished or not."""
+        return len(self.variants) * (len(self.methods) - 1)
+
     def blocks(self, shown: Collection[str] = ()) -> dict[str, dict[str, str]]:
         """Return the layout of the variants in tables: label of a block of rows -> column -> variant.
 

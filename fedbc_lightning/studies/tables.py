@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
+from scipy.stats import binomtest
 
 from fedbc_lightning.core.text import markdown_line, printable
-from fedbc_lightning.studies.conclusions import Readings, judge
+from fedbc_lightning.studies.conclusions import Readings, by_holm, judge, verdict
 from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.results import AXES, StudyRecord
-from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
+from fedbc_lightning.studies.statistics import ROUNDS, criterion, holm, summarise
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
@@ -34,13 +36,13 @@ def tables(record: StudyRecord) -> Iterable[tuple[str, Rows]]:
 
 def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
     """Yield caption and rows of the tables of means and differences of each metric."""
-    differs = f"difference to {study.reference_name} of the same seed, mean"
-    if len(study.seed_list) > 1:
-        differs += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
     ending = "".join(f"; {words}" for words in [*study.fixed, reported_round(study)]) + cut_short(study)
     for metric in study.metrics:
         ours, differ = summary_rows(study, summary, metric), difference_rows(study, differences, metric)
-        what = measured(study, metric)
+        what, differs = measured(study, metric), f"difference to {study.reference_name} of the same seed, mean"
+        if len(study.seed_list) > 1:
+            differs += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
+            differs += f", p {by_holm(study)}, bold: better" * (metric == study.metrics[0])
         if len(study.methods) == 1:
             yield f"{what}{ending}", ours
         elif list(study.variants) == ["all"]:
@@ -57,28 +59,26 @@ def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     """Return a header, then a row per algorithm with mean ± standard deviation in each variant.
 
-    The best mean is in bold (``**``). Only algorithms of which all seeds have finished compete for it; the cells of the
-    others say how many seeds have.
+    A cell says how many seeds have finished, if not all have.
     """
-    num_seeds = len(study.seed_list)
     found = summary[summary["metric"] == metric]
-    whole = found[found["num_seeds"] == num_seeds].groupby("variant")["mean"]
-    best = whole.min() if study.is_lower_better(metric) else whole.max()
     cells: dict[str, dict[str, str]] = {method.name: {} for method in study.methods}
     for row in found.to_dict("records"):
-        text = mean_and_deviation(row, metric, num_seeds)
-        is_whole = row["num_seeds"] == num_seeds and len(study.methods) > 1
-        is_best = is_whole and row["mean"] == best[row["variant"]]
-        cells[row["algorithm"]][row["variant"]] = f"**{text}**" if is_best else text
+        cells[row["algorithm"]][row["variant"]] = mean_and_deviation(row, metric, len(study.seed_list))
     return layout(study.blocks(), cells)
 
 
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
-    """Return a header, then a row per algorithm but the reference with mean difference and interval per variant."""
+    """Return a header, then a row per algorithm but the reference with mean difference and interval per variant.
+
+    What is better than the reference by its corrected p-value is in bold (``**``).
+    """
     others = [method.name for method in study.methods if method.name != study.reference_name]
     cells: dict[str, dict[str, str]] = {name: {} for name in others}
     for row in differences[differences["metric"] == metric].to_dict("records"):
-        cells[row["algorithm"]][row["variant"]] = difference_and_interval(row, metric, len(study.seed_list))
+        text = difference_and_interval(row, metric, len(study.seed_list))
+        is_better = verdict(study, row, row["p_holm"]) == "holds"
+        cells[row["algorithm"]][row["variant"]] = f"**{text}**" if is_better else text
     return layout(study.blocks(), cells)
 
 
@@ -161,39 +161,61 @@ def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
     """Yield caption and rows of a table for each metric that has targets, with a column for each of these.
 
-    A cell is the mean ± standard deviation over the seeds that reached the value, of the cost up to the first round
-    after which it was measured, and says how many seeds these are if not all did.
+    A cell is the median cost over the seeds, with the least and the most, up to the first round after which the value
+    was measured, and in how many seeds that is less, and more, than the reference's. A run that never reaches the value
+    costs more than any number: left out, it would flatter who gets there in lucky seeds alone. In bold is what is
+    cheaper by the exact sign test over the seeds of unequal costs, corrected by Holm for all comparisons of the table.
 
     Args:
         study: The study.
         curves: Its curves, from :attr:`~fedbc_lightning.studies.results.StudyRecord.curves`.
     """
     for metric, targets in study.targets.items() if not curves.empty else ():
-        sign = "≤" if study.is_lower_better(metric) else "≥"
-        goals = [f"{100 * value:g} %" if is_share(metric) else f"{value:g}" for value in targets]
-        rows: Rows = [["", *(f"{sign} {goal}" for goal in goals)]]
-        for variant in study.variants:
-            for method in study.methods:
-                mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
-                name = method.name if list(study.variants) == ["all"] else f"{variant}: {method.name}"
-                rows.append([name, *(_cell(study, mine, metric, value) for value in targets)])
-        seeds = f"; mean ± standard deviation over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else ""
-        yield f"{AXES[study.axis]} until {metric} first reaches a value{seeds}; rounds are those evaluated", rows
+        is_low = study.is_lower_better(metric)
+        goals = [f"{'≤' if is_low else '≥'} {f'{100 * value:g} %' if is_share(metric) else f'{value:g}'}"
+                 for value in targets]  # fmt: skip
+        cells = pd.DataFrame(
+            (f"{variant}: {method.name}".removeprefix("all: "), method.name != study.reference_name,
+             *_cell(study, costs, variant, method.name))
+            for variant in study.variants for method in study.methods
+            for costs in (_costs(study, curves, metric, value) for value in targets)
+        ).set_axis(["name", "is_other", "text", "p", "is_less"], axis="columns")  # fmt: skip
+        corrected = holm(cells.loc[cells["is_other"], "p"]).reindex(cells.index)
+        is_bold = cells["is_less"] & (corrected <= 1 - study.confidence)
+        cells["text"] = cells["text"].mask(is_bold, "**" + cells["text"] + "**")
+        seeds = f"median [least, most] over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else "one seed"
+        pairs = f", and pairs with {study.reference_name} (bold: cheaper by sign test, corrected by Holm)"
+        text = f"{AXES[study.axis]} until {metric} first reaches a value; {seeds}{pairs * (len(study.methods) > 1)}"
+        rows = [[str(name), *texts] for name, texts in cells.groupby("name", sort=False)["text"]]
+        yield f"{text}; rounds are those evaluated", [["", *goals], *rows]
+
+
+def _costs(study: Study, curves: pd.DataFrame, metric: str, target: float) -> pd.DataFrame:
+    """Return the cost until a metric reaches a value, by variant and seed and, in columns, algorithm."""
+    is_there = curves[metric] <= target if study.is_lower_better(metric) else curves[metric] >= target
+    costs = curves.assign(cost=curves[study.axis].where(is_there, math.inf))
+    found = costs.pivot_table("cost", ["variant", "seed"], "algorithm", aggfunc="min")
+    return found.reindex(columns=[method.name for method in study.methods])
+
+
+def _cell(study: Study, costs: pd.DataFrame, variant: str, name: str) -> tuple[str, float, bool]:
+    """Return the text of a cell, the p-value of its comparison with the reference, and whether it costs less."""
+    costs = costs[costs.index.get_level_values("variant") == variant]
+    own, other, num_seeds = costs[name].dropna(), costs[study.reference_name], len(study.seed_list)
+    if own.empty:
+        return "-", math.nan, False
+    least, median, most = map(_cost, (own.min(), own.median(), own.max()))
+    text = median if least == most else f"{median} [{least}, {most}]"
+    text += f" ({len(own)} of {num_seeds} seeds)" * (len(own) < num_seeds)
+    if name == study.reference_name:
+        return text, math.nan, False
+    less, more = int((costs[name] < other).sum()), int((costs[name] > other).sum())
+    text += f"; less in {less}, more in {more} of {len(costs[[name, study.reference_name]].dropna())} pairs"
+    return text, float(binomtest(less, less + more).pvalue) if less + more else math.nan, less > more
 
 
 def _cost(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _cell(study: Study, curves: pd.DataFrame, metric: str, target: float) -> str:
-    is_there = curves[metric] <= target if study.is_lower_better(metric) else curves[metric] >= target
-    costs = curves[is_there].groupby("seed")[study.axis].min()
-    if costs.empty:
-        return "never"
-    text = _cost(costs.mean())
-    text = f"{text} ± {_cost(costs.std())}" if len(costs) > 1 else text
-    num_seeds = len(study.seed_list)
-    return text if len(costs) == num_seeds else f"{text} ({len(costs)} of {num_seeds} seeds)"
+    return "never" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 # forms

@@ -20,7 +20,7 @@ def make(**given):
 
 def rows_of(table, study, **readings):
     """All tables; ``readings`` are further ones of the same runs beside that of the last round."""
-    differences = paired_differences(table, [METRIC], "a")
+    differences = paired_differences(table, [METRIC], study.reference_name)
     read = {name: {"last": table, **readings} for name in study.papers}
     return list(tables_of(study, summarise(table, [METRIC]), differences, read))
 
@@ -111,7 +111,7 @@ def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
     assert study.variants["C = 2, e = 1.1"] == {"x": 2, "y": 3}
     assert len(study.variants) == 6
     parts = [
-        results({"a": [0.70, 0.71], "b": [0.80, 0.81]}).assign(variant=name)
+        results({"a": [0.70, 0.71], "b": [0.80, 0.812]}).assign(variant=name)
         for name in ("C = 1, e = 1.1", "C = 2, e = 1.2")
     ]
     (_, numbers), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
@@ -119,19 +119,20 @@ def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
         ["", "e = 1.1", "e = 1.2", "e = 1.3"],
         ["C = 1: a, last round", "70.50 ± 0.71", "-", "-"],
         ["C = 1: a, paper", "70.00", "-", "-"],
-        ["C = 1: b, last round", "80.50 ± 0.71", "-", "-"],
+        ["C = 1: b, last round", "80.60 ± 0.85", "-", "-"],
         ["C = 1: b, paper", "-", "-", "-"],
         ["C = 2: a, last round", "-", "70.50 ± 0.71", "-"],
         ["C = 2: a, paper", "-", "71.00 ± 0.10", "-"],
-        ["C = 2: b, last round", "-", "80.50 ± 0.71", "-"],
+        ["C = 2: b, last round", "-", "80.60 ± 0.85", "-"],
         ["C = 2: b, paper", "-", "-", "-"],
     ]
     assert claims[1:] == [
         ["C = 1: b better than a, last round", "-", "-", "-"],
-        ["C = 2: b better than a, last round", "-", "holds: +10.00 [+10.00, +10.00]", "-"],
+        ["C = 2: b better than a, last round", "-", "holds: +10.10 [+8.83, +11.37]", "-"],
     ]
-    assert plain[2] == ["C = 1: b", "**80.50 ± 0.71**", "-", "-"]
-    assert [row[0] for row in differences[1:]] == ["C = 1: b", "C = 2: b"]
+    assert plain[2] == ["C = 1: b", "80.60 ± 0.85", "-", "-"]
+    bold = "**+10.10 [+8.83, +11.37], p 0.013**"
+    assert differences[1:] == [["C = 1: b", bold, "-", "-"], ["C = 2: b", "-", bold, "-"]]
 
 
 def test_a_table_of_a_part_of_the_study():
@@ -169,6 +170,6 @@ def test_readings_of_other_rounds_stand_beside_the_papers_numbers_and_are_judged
 def test_two_claims_on_one_pair_keep_each_others_verdicts():
     claims = [Claim("b", ["a"], ["C = 1"]), Claim("b", ["a"], ["C = 2"])]
     study = make(factors=FACTORS, papers={"p": Paper("P", METRIC, claims=claims)}, only=["a", "b", "e = 1.1"], seeds=2)
-    table = pd.concat(results({"a": [0.1, 0.2], "b": [0.3, 0.4]}).assign(variant=name) for name in study.variants)
+    table = pd.concat(results({"a": [0.1, 0.2], "b": [0.3, 0.41]}).assign(variant=name) for name in study.variants)
     (_, (_, *found)), *_ = rows_of(table, study)
     assert [row[1].partition(":")[0] for row in found] == ["holds", "holds"]
