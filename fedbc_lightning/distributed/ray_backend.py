@@ -86,10 +86,14 @@ class Ray(Backend):
         share = self.gpus_per_actor
         if share is None:  # Ray's shares are parts of one GPU
             share = 0 if not gpus else gpus // number if gpus >= number else 1 / math.ceil(number / gpus)
-        if self._is_ours and address_of(self.address) == "local" and number * share > gpus:
+        is_local = self._is_ours and address_of(self.address) == "local"
+        if is_local and number * share > gpus:
             raise ConfigurationError(
                 f"trainer.backend: {number} actors with {share:g} GPUs each, and this machine has {gpus} GPUs."
             )
+        free = int(ray.available_resources().get("CPU", 0))
+        if free < number and not is_local:
+            log.warning(f"trainer.backend: {free} of {number} actors start now, the others when processors are free.")
         self._make = ray.remote(_Actor).options(num_cpus=1, num_gpus=share).remote
         self._maker, self._num_workers = ray.put(self._maker), number
         for _ in range(number):

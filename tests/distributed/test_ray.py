@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from threading import Event
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -174,6 +175,7 @@ def test_an_error_of_a_client_is_that_of_fit(tmp_path, two):
 SLOW = """\
 import os
 from threading import Event
+from unittest.mock import Mock
 from lightning.pytorch import Callback
 
 
@@ -234,6 +236,14 @@ def read(project):
 def test_what_has_no_meaning_is_refused(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path, **{"backend": "ray", **options})
+
+
+def test_actors_that_wait_for_processors_are_said(tmp_path, two, monkeypatch, caplog):
+    fit(tmp_path, two, FedAvg(), max_rounds=1)  # its two actors hold both processors
+    monkeypatch.setattr("fedbc_lightning.distributed.ray_backend.check", Mock(side_effect=LostProcessError("enough")))
+    with pytest.raises(LostProcessError, match="enough"):
+        fit(tmp_path, Ray(num_actors=1), FedAvg())
+    assert "trainer.backend: 0 of 1 actors start now, the others when processors are free" in caplog.text
 
 
 def test_an_address_where_nothing_answers_is_one_line(project):
