@@ -137,7 +137,7 @@ class OptimizerRun(ClientRun):
             counts, shared = torch.as_tensor(count, device=mean.device).reshape(-1), self.layout.num_parameters
             trained.gradient_mean, trained.num_gradients = mean[None, :shared], counts[None, :shared]
         # No hook looks between the clients of a cohort.
-        if self.replayed is not None and self.client == self.cohort.ids[-1]:
+        if self.replayed is not None and self.bench.has_hooks and self.client == self.cohort.ids[-1]:
             self.layout.show_gradients(self.replayed)
         if scaler is not None:
             trained.records[0]["grad_scale"] = scaler.get_scale()

@@ -337,6 +337,7 @@ class Federation:
                 # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
                 some = slice(self.layout.num_counters)
                 counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
+            del cohort  # its vectors of d numbers would stay in memory until the next one has trained
         return results.TrainedShare(records, counters, list(dict.fromkeys(written)))
 
     def _train_here(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
@@ -350,16 +351,15 @@ class Federation:
         server, late, there = self.server, participants.late, participants.positions
         share = deal(self.participation.num_steps(server.ids), self.fabric.world_size)[self.fabric.global_rank]
 
-        def trained() -> Iterator[Cohort]:
-            for positions in self.cohorts([there[k] for k in share], late):
-                ids = [server.sampled[position] for position in positions]
-                cohort = self.make_cohort(ids, positions, late.get(ids[0]))
-                # The method's terms refer to the z that the client knows, not to the server's exact one.
-                with received_by_clients(server, received):
-                    self.train_clients(cohort)
-                yield cohort
+        def trained(positions: list[int]) -> Cohort:
+            ids = [server.sampled[position] for position in positions]
+            cohort = self.make_cohort(ids, positions, late.get(ids[0]))
+            # The method's terms refer to the z that the client knows, not to the server's exact one.
+            with received_by_clients(server, received):
+                self.train_clients(cohort)
+            return cohort
 
-        return self.noting_writes(trained(), len(share), written)
+        return self.noting_writes(map(trained, self.cohorts([there[k] for k in share], late)), len(share), written)
 
     def cohorts(self, positions: Sequence[int], late: Collection[int]) -> list[list[int]]:
         """Return the clients of the round that are trained together, by their places among those that are sampled.

@@ -40,15 +40,17 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         ConfigurationError: A hook added or replaced parameters instead of writing into them, or thawed some.
     """
     # Copies of all weights are taken only if some hook could write: they cost memory and time.
-    heard = [name for name in START_HOOKS if federation.user.hooks.listens(name)]
+    heard = [name for name in START_HOOKS if federation.user.hooks.is_heard(name)]
     layout, fabric = federation.layout, federation.fabric
-    before, frozen = layout.weights(), layout.frozen.copies(of_all=True) if is_resumed and heard else {}
+    before = [layout.weights()] if heard else []
+    frozen = layout.frozen.copies(of_all=True) if is_resumed and heard else {}
     settings = copy.deepcopy(checkpoint_content.set_by_hooks(federation)) if is_resumed else {}
     with _taking_settings(federation, ", ".join(heard)):
         yield
     if heard:
         layout.check_replaced(at_start=True)
     after = layout.weights()
+    is_written = any(map(after.differ_from, before))
     federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     _share_scratch(federation)
     if is_resumed:
@@ -56,13 +58,13 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
         federation.load_global()
         is_other = checkpoint_content.set_by_hooks(federation) != settings
         checkpoint_content.put_back(federation, settings)
-        if after.differ_from(before) or is_other:
+        if is_written or is_other:
             rank_zero_info(
                 "Resumed: weights, buffers, modes and the optimizer's options are those of the checkpoint; what hooks "
                 "wrote into them at the start (on_fit_start, on_train_start) is not taken again."
             )
     # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
-    elif fabric.world_size > 1 or after.differ_from(before):
+    elif fabric.world_size > 1 or is_written:
         frozen = layout.frozen.copies(of_all=True) if fabric.world_size > 1 else {}
         layout.frozen.put_back(dict(zip(frozen, _of_process_0(fabric, [*frozen.values()]), strict=True)))
         federation.make_state(Weights(*_of_process_0(fabric, after)))

@@ -5,13 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.devices import pieces
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 
-class ControlVariates(ServerCallback):
+class MessageSum(ServerCallback):
+    """Base class of parts that add the valid clients' messages, with weight 1.
+
+    Attributes:
+        name: Name of the message and of its sum.
+    """
+
+    name: str
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the messages of the valid clients."""
+        sums.add_valid(self.name, cohort, cohort.messages[self.name])
+
+
+class ControlVariates(MessageSum):
     """Updates each sampled client's control variate to c_i⁺, and the server's: c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i).
 
     Args:
@@ -25,6 +40,7 @@ class ControlVariates(ServerCallback):
     """
 
     vectors_up = 1
+    name = "control"
 
     def __init__(self, gradient_mean: bool) -> None:
         self.gradient_mean = gradient_mean
@@ -52,25 +68,24 @@ class ControlVariates(ServerCallback):
         # Option II: c_i⁺ = c_i − c + (z − w_i) / (K_i η). With a scheduler, η is the mean over the steps; where it is 0
         # (groups of rate 0, layers that no step moved) the quotient says nothing, and c_i stays.
         moved = cohort.num_steps.to(cohort.w)[:, None] * cohort.step_size
-        control = cohort["control"] - server["control"] + (server.z - cohort.w) / moved
-        return torch.where(moved > 0, control, cohort["control"])
+        control = torch.empty_like(cohort.w)
+        vectors = control, cohort["control"], server["control"], server.z, cohort.w, moved.expand_as(control)
+        for new, own, c, z, w, factor in pieces(*vectors):
+            torch.where(factor > 0, own - c + (z - w) / factor, own, out=new)
+        return control
 
     def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
         """Stage c_i⁺, and send its change."""
         cohort.stage("control", self.new_control(cohort, server))
         cohort.messages["control"] = cohort.change("control")
 
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the changes of the valid clients' c_i."""
-        sums.add_valid("control", cohort, cohort.messages["control"])
-
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Add to c the sum of the changes divided by N."""
         # c ← c + (S/N) · mean of the changes: a sum over S_t, divided by all N clients.
-        server.stage("control", server["control"] + sums["control"] / server.num_clients)
+        server.stage("control", sums["control"].div_(server.num_clients).add_(server["control"]))
 
 
-class DynamicRegularization(ServerCallback):
+class DynamicRegularization(MessageSum):
     """Updates h ← h + (1/N) Σ_{S_t} (h_i⁺ − h_i), and corrects the aggregate: z ← aggregate − h/α.
 
     This part comes after the aggregation. It needs the client vector ``correction`` (h_i), staged as
@@ -84,6 +99,7 @@ class DynamicRegularization(ServerCallback):
     """
 
     reads = ("correction",)
+    name = "correction"
     follows_aggregation = True
 
     def __init__(self, alpha: float) -> None:
@@ -96,12 +112,8 @@ class DynamicRegularization(ServerCallback):
 
     def on_client_end(self, cohort: Cohort, server: ServerState) -> None:
         """Send the change of h_i."""
-        cohort.messages["correction"] = cohort.change("correction")
-
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the changes of the valid clients' h_i."""
         # h is the mean of all h_i; only those of this round change, so their changes suffice.
-        sums.add_valid("correction", cohort, cohort.messages["correction"])
+        cohort.messages["correction"] = cohort.change("correction")
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Update h, then correct the staged z."""
@@ -111,8 +123,10 @@ class DynamicRegularization(ServerCallback):
         server.stage("z", server.staged("z") - correction / self.alpha)
 
 
-class MeanMessage(ServerCallback):
+class MeanMessage(MessageSum):
     """Sets a server vector (d,) to the mean of the clients' message of the same name, over the round's clients.
+
+    Every client has the weight 1, since such messages are estimates of gradients, which the methods average uniformly.
 
     Args:
         name: Name of the client message and of its mean on the server.
@@ -129,17 +143,12 @@ class MeanMessage(ServerCallback):
         state.server_vector(self.name)
         state.client_message(self.name)
 
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the valid clients' messages."""
-        # Weight 1 for everybody: such messages are estimates of gradients, which the methods average uniformly.
-        sums.add_valid(self.name, cohort, cohort.messages[self.name])
-
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage the mean."""
         server.stage(self.name, sums[self.name] / len(server.valid_records))
 
 
-class AugmentedMean(ServerCallback):
+class AugmentedMean(MessageSum):
     """FedADMM: z ← (1/N) Σ_N u_i over *all* clients, to which each sampled client sends the change u_i − u_i^old.
 
     The u_i of a client that was never sampled is z⁰. This part comes after the aggregation, whose buffers it keeps. It
@@ -153,6 +162,7 @@ class AugmentedMean(ServerCallback):
     """
 
     reads = ("local_model", "multiplier")
+    name = "augmented"
     follows_aggregation = True
 
     def __init__(self, rho: float) -> None:
@@ -169,10 +179,6 @@ class AugmentedMean(ServerCallback):
         # and rounding does not pile up.
         change = cohort.change("local_model")[:, : server.z.numel()] + cohort.change("multiplier") / self.rho
         cohort.messages["augmented"] = change
-
-    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add u_i − u_i^old of the valid clients."""
-        sums.add_valid("augmented", cohort, cohort.messages["augmented"])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Replace the staged z by the mean of the u_i."""

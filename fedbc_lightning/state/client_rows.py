@@ -48,7 +48,8 @@ class RowStorage:
 
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, ...), committed or staged."""
-        return torch.stack([self.read(name, client, staged=staged) for client in clients])
+        rows = [self.read(name, client, staged=staged) for client in clients]
+        return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, is_finite
+from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, is_finite, joined
 
 
 class Taken(NamedTuple):
@@ -217,7 +217,7 @@ class Cohort:
     @property
     def model(self) -> Tensor:
         """The clients' models (K, d + b): w followed by the floating-point buffers, as client models are stored."""
-        return torch.cat([self.w, self.buffers], dim=1) if self.buffers.numel() else self.w
+        return joined(self.w, self.buffers)
 
     def stage(self, name: str, value: Tensor) -> None:
         """Give a declared state its value (K, ...) for the next round.

@@ -211,13 +211,12 @@ class ServerState:
     @property
     def model(self) -> Tensor:
         """The global model (d + b,): z followed by the floating-point buffers."""
-        buffers = self.values["buffers"]
-        return torch.cat([self.z, buffers]) if buffers.numel() else self.z
+        return joined(self.z, self["buffers"])
 
     @property
     def staged_model(self) -> Tensor:
         """:attr:`model` as the next round will see it, (d + b,)."""
-        return torch.cat([self.staged("z"), self.staged("buffers")])
+        return joined(self.staged("z"), self.staged("buffers"))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the committed value of a declared name.
@@ -331,7 +330,7 @@ class ClientStore:
         )
         z, buffers, counters, kept = (values.detach().to("cpu", copy=True) for values in initial)
         starts = {
-            "z": z, "zeros": torch.zeros_like(z), "model": torch.cat([z, buffers]), "buffers": buffers,
+            "z": z, "zeros": z.new_zeros(1).expand_as(z), "model": joined(z, buffers), "buffers": buffers,
             "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype), "counters table": counters,
         }  # fmt: skip
         kinds = self._kinds = declaration.client_vectors
@@ -475,6 +474,11 @@ class StagedClient:
         """Return the row (a tensor on the CPU) or the number (a float) of this name."""
         row = self._store.vector(name, self._client, staged=True)
         return row if row.ndim else row.item()
+
+
+def joined(parameters: Tensor, buffers: Tensor) -> Tensor:
+    """Return the models (..., d + b) of parameters (..., d) and buffers (..., b); without buffers nothing is copied."""
+    return torch.cat([parameters, buffers], dim=-1) if buffers.numel() else parameters
 
 
 def is_finite(values: Tensor) -> bool:

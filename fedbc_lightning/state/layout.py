@@ -324,13 +324,12 @@ class ParameterLayout:
 
     def check_finite(self) -> None:
         """Raise if a parameter that is trained and shared has NaN or infinite elements; the message names it."""
-        finite = torch.isfinite(self.read())
-        if not finite.all():  # a device is waited for once, and not for each parameter
-            entry = next(e for e in self.shared_entries if not finite[e.offset : e.end].all())
-            raise ConfigurationError(
-                f"model: parameter '{entry.name}' is trained and has NaN or infinite elements before training, and "
-                "has no mean over clients. Make a mask a buffer (register_buffer)."
-            )
+        for entry, parameter in zip(self.shared_entries, self.parameters, strict=False):
+            if not torch.isfinite(parameter).all():
+                raise ConfigurationError(
+                    f"model: parameter '{entry.name}' is trained and has NaN or infinite elements before training, and "
+                    "has no mean over clients. Make a mask a buffer (register_buffer)."
+                )
 
     def check_replaced(self, *, at_start: bool = False) -> None:
         """Raise if another parameter has the place of one, or a persistent buffer or, ``at_start``, a parameter is new.

@@ -1,4 +1,4 @@
-"""Terms, sums, seeds, sampling, collector: the small parts."""
+"""Terms, seeds, sampling, collector: the small parts."""
 
 import random
 
@@ -12,7 +12,6 @@ from fedbc_lightning.core.seeding import derive, preserved_globals, seed_globals
 from fedbc_lightning.federation.participation import num_sampled
 from fedbc_lightning.local import Linear, Proximal
 from fedbc_lightning.module.collector import MetricCollector, by_plain_name
-from fedbc_lightning.server import Sums
 
 
 @pytest.mark.parametrize("num_clients", [1, 3])
@@ -45,14 +44,6 @@ def test_the_terms_of_single_clients_are_those_of_all(center):
     rows[0].coefficient = 0.0
     assert rows[0].is_zero
     assert not term.is_zero
-
-
-def test_sums_are_float64_and_begin_with_what_is_added_first():
-    sums = Sums(torch.device("cpu"))
-    sums.add("a", torch.tensor([1.0, 2.0]), 0.5)
-    sums.add("b", torch.tensor([3.0]))
-    assert {total.dtype for total in sums.totals.values()} == {torch.float64}
-    assert [sums["a"].tolist(), sums["b"].tolist()] == [[0.5, 1.0], [3.0]]
 
 
 def test_every_argument_of_derive_changes_the_seed():
