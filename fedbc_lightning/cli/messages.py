@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import yaml
@@ -37,6 +39,9 @@ PLACES: dict[str, type] = {
     "algorithm": FederatedAlgorithm,
 }  # fmt: skip
 
+# Keys of the config of a class
+FORM = ("class_path", "init_args", "dict_kwargs")
+
 # Forms of jsonargparse 4.53's messages
 _UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
 _STRAY_WORD = re.compile(r"^unrecognized arguments: (\S+)")
@@ -52,6 +57,7 @@ _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following argument
 _EXPECTED = re.compile(r"Expected an? (?:<class '(?:collections\.abc\.)?(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _NESTED = re.compile(r"NestedArg\(key='([^']*)'")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
+_CLASS_PATH = re.compile(r"class_path(?:': |=)'([\w.]+)'")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
 _HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
@@ -77,19 +83,38 @@ def one_line_of(message: str, keys: Iterable[str], bases: Mapping[str, type], wo
     given = _GIVEN.search(message)
     key, value = path, given[1] if given else None
     if match := _UNKNOWN_ARGUMENT.search(message):
-        key = f"{path}.{match[2]}"
-        said = unknown_key(key, known, path, import_object(match[1]))
+        cls = import_object(match[1])
+        key = _misspelt_part(f"{path}.{match[2]}", [path, *(f"{path}.{name}" for name in arguments_of(cls))])
+        said = unknown_key(key, known, path, cls)
     elif match := _UNKNOWN_OPTION.search(message):
-        key = match[1]
+        key = _misspelt_part(match[1], known)
         said = unknown_key(key, known)
-        if key.partition(".")[0] not in {name.partition(".")[0] for name in known}:
-            key = key.partition(".")[0]  # the line of an unknown section is that of its name
     elif match := _STRAY_WORD.match(message):
         return _stray_word(match[1], known)
+    elif wrong := next(filter(_near_form, re.findall(r"'(\w+)':", value or "")), None):
+        key = f"{path}.{wrong}"
+        said = unknown_key(key, known)
     else:
-        said = _about_value(message, path, value, bases)
+        said, named = _about_value(message, path, value, bases), _CLASS_PATH.findall(value or "")
+        if named and place_of_key(f"{path}.class_path", words):
+            key, value = f"{path}.class_path", next(filter(why_no_import, named), named[0])
     place = place_of_key(key, words, value) if key else None
     return f"{place}: {said}" if place else said
+
+
+def _misspelt_part(key: str, known: Iterable[str]) -> str:
+    """Return a key up to that part of it which is unknown; others may stand below it."""
+    there = {part for name in known for part in _prefixes(name)}
+    return next(part for part in _prefixes(key) if part == key or not (part in there or part.endswith(FORM)))
+
+
+def _prefixes(key: str) -> Iterator[str]:
+    return accumulate(key.split("."), "{}.{}".format)
+
+
+def _near_form(word: str) -> str | None:
+    """Return the key of the form of a class's config that a misspelt word means."""
+    return None if word in FORM else next(iter(difflib.get_close_matches(word, FORM, 1, cutoff=0.85)), None)
 
 
 def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None = None) -> str:
@@ -103,6 +128,8 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
     """
     if (lightnings := key.removeprefix("trainer.")) in LIGHTNING_ARGUMENTS and not path:
         return f"unknown key '{key}', an argument of lightning.Trainer: {advice(lightnings)}"
+    if meant := _near_form(key.rpartition(".")[2]):
+        return f"unknown key '{key}': did you mean {meant}?"
     inside = [f"{path}.{name}" for name in arguments_of(cls)] if cls else []
     candidates = [*inside, *keys]
     if any(name.startswith("model") for name in keys):  # a command on one run, which has the keys of classes, too
@@ -145,7 +172,8 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         needed = match[2].split(", ")
         how = " ".join(f"--{path}.{name} ..." for name in needed)
         return f"{at}{match[1].rpartition('.')[2]} needs {', '.join(needed)}: give {how}"
-    base, paths = base_at(path, bases), _IMPORT_PATH.findall(value or "")
+    base, given = base_at(path, bases), _CLASS_PATH.findall(value or "") or [value or ""]
+    paths = [found for each in given for found in _IMPORT_PATH.findall(each)]
     if base and (why := next(filter(None, map(why_no_import, paths)), None)):
         return f"{at}cannot import it: {why}"
     if (match := _NO_CLASS.search(message)) and base:

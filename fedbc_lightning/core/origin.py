@@ -119,12 +119,9 @@ def _imported_files(tree: ast.AST, package: str) -> dict[Path, str]:
         with suppress(ImportError, ValueError):
             # The packages above a module are imported to find it, so those of others are not asked.
             top = find_spec(name.partition(".")[0])
-            places = [] if top is None else [top.origin or "", *(top.submodule_search_locations or ())]
-            if top is None or top.name == PACKAGE or not all(map(_is_users_file, map(Path, places))):
-                continue
-            spec = find_spec(name)
-            if spec is not None and (spec.origin or "").endswith(".py"):
-                found[Path(str(spec.origin))] = spec.parent or ""
+            spec = find_spec(name) if top is not None and _is_users_file(top.origin or "") else None
+            if spec is not None and spec.origin and spec.origin.endswith(".py") and _is_users_file(spec.origin):
+                found[Path(spec.origin)] = spec.parent or ""
     return found
 
 
@@ -132,11 +129,13 @@ def _is_users(part: Any) -> bool:
     module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
     if module is None or is_ours(part) or module.__name__ in sys.builtin_module_names:
         return False
-    return _is_users_file(Path(getattr(module, "__file__", None) or "a notebook"))
+    return _is_users_file(getattr(module, "__file__", None) or "a notebook")
 
 
-def _is_users_file(file: Path) -> bool:
-    return not file.is_relative_to(STANDARD_LIBRARY) and not INSTALLED.intersection(file.parts)
+def _is_users_file(name: str) -> bool:
+    file = Path(name)
+    is_known = file.is_relative_to(STANDARD_LIBRARY) or file.is_relative_to(FOLDER)
+    return not (is_known or INSTALLED.intersection(file.parts))
 
 
 def _dumped(tree: ast.AST) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -21,13 +20,6 @@ from fedbc_lightning.state import Arrival, ServerState, StateDeclaration
 
 # Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly
 HASH = "time_line"
-
-# What has more clients take part in a round, by the reason why they do not
-HINTS = {
-    "unavailable": "More are there with a larger share or spread, or a shorter period, of trainer.system.availability.",
-    "straggler": "trainer.stragglers.partial_work: used keeps what stragglers did, and trainer.system.late: partial "
-    "what is done by the deadline.",
-}  # fmt: skip
 
 # Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them: the numbers of
 # steps, the bytes that a client receives, and those that it sends
@@ -142,14 +134,13 @@ class Simulation:
             server.log("num_clients/unavailable", asked - sampled)
         # Stragglers and dropouts that somebody asked for are no news, unless nobody is left.
         if num_used < asked and (sampled < asked or not num_used or self.participation.stragglers is None):
-            count = Counter([*participants.missing.values(), *["unavailable"] * (asked - sampled)])
-            why = ", ".join(f"{number} {reason}" for reason, number in sorted(count.items()))
-            how = "; ".join(hint for reason, hint in HINTS.items() if reason in count)
             server.warn_once(
                 "fewer" if num_used else "nobody",
                 f"round {server.round}: {num_used or 'none'} of the {asked} clients that it asks for have a part in it"
-                f"{'' if num_used else ', so z stays as it is'} ({why}; said once, see num_clients/ in metrics.csv). "
-                f"{how}",
+                f"{'' if num_used else ', so z stays as it is'} (said once; num_clients/ in metrics.csv counts the "
+                "others). More are there with a larger share or a shorter period of trainer.system.availability; "
+                "trainer.stragglers.partial_work: used keeps what stragglers did, and trainer.system.late: partial "
+                "what is done by the deadline.",
             )
 
     def _wait_for_clients(self, round: int, clock: Clock) -> Participants:

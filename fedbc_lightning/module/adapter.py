@@ -193,7 +193,7 @@ class UserModule:
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self.best_metrics = BestMetrics(module)
         self._metric_parts = [(m.distributed_available_fn, m.compute) for m in self.metrics]
-        self._told = set[tuple[str, str]]()
+        self._told = set[str]()
         self.keep_scratch()
         self._kept_optimizers: KeptState | None = None
         self.returned: KeptState | None = None
@@ -254,7 +254,8 @@ class UserModule:
         # another client, and not equally often, so the ranks would wait for each other for ever.
         for metric in self.metrics:
             metric.distributed_available_fn = bool  # which returns False
-            metric.compute = self._telling(type(metric).__name__, metric.compute)  # type: ignore[method-assign]
+            if type(metric).compute.__module__.startswith("torchmetrics."):
+                metric.compute = self._telling(metric.compute)  # type: ignore[method-assign]
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
@@ -277,29 +278,26 @@ class UserModule:
         for callback in self.hooks.callbacks:
             vars(callback).pop("log", None), vars(callback).pop("log_dict", None)
 
-    def _telling(self, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a metric's ``compute`` with NaN for a value that is undefined, as torchmetrics warns, and one line."""
+    def _telling(self, compute: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a metric's ``compute`` that gives NaN for a number which torchmetrics warns of, and says so once."""
         undefined: Any = None
 
-        def computed(*args: Any, **kwargs: Any) -> Any:
+        def computed() -> Any:
             nonlocal undefined
             with warnings_of_metrics() as said:
-                value = compute(*args, **kwargs)
+                value = compute()
             client = self.shim.current_client
             place = self.place if client is None else place_in_run(f"client {client}", self.shim.current_round)
-            for text in said:
-                if (name, text) not in self._told:
-                    self._told.add((name, text))
-                    rank_zero_warn(
-                        f"{place}: torchmetrics warns of {name}: {text.rstrip('.')}. A client for which a metric is "
-                        "undefined is left out of its means and of its worst tenth, and .../num_clients counts the "
-                        "others (said once)."
-                    )
+            for text in {*said} - self._told:
+                self._told.add(text)
+                rank_zero_warn(
+                    f"{place}: torchmetrics warns: {text.rstrip('.')} (said once). Means and worst tenths leave out a "
+                    "client for which a metric is undefined, and .../num_clients counts the others."
+                )
             # A mean over those classes that are there is one. A value that was computed before comes without a warning.
-            is_one = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-            if said and is_one and not any("Ignoring" in text for text in said):
+            if said and isinstance(value, Tensor) and value.numel() == 1 and "Ignoring" not in str(said):
                 undefined = value
-            return value if value is not undefined or value is None else torch.full_like(value, torch.nan)
+            return value if value is not undefined or value is None else value * torch.nan
 
         return computed
 

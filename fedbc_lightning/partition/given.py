@@ -110,6 +110,8 @@ class Explicit(Partitioner):
             ConfigurationError: The file was made for other data.
         """
         partition = self._saved.partition
+        if not len(partition.indices):
+            raise self._refuse("it gives no client a sample; give a list of sample indices for each")
         if not self._fits(values):
             raise self._refuse(
                 f"it splits {self._saved.num_samples} samples of other data than these {len(values)}: their number or "

@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import MISSING, TRAIN_LOSS, is_lower_better, measured
 from fedbc_lightning.federation.privacy import PrivateMessages
-from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.hyper_parameters import say_what_is_left_out
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.tables import read_rows
@@ -40,14 +39,9 @@ def say_what_to_expect(run: Run) -> None:
 
 def say_that_nothing_is_measured(run: Run) -> None:
     """Print, after an evaluation that measured nothing, why it did not."""
-    splits, name = [split for split in ("test", "val") if run.has_split(split)], type(run.user.module).__name__
-    stages = {stage for split in splits if (stage := step_stage(run.user.module, split)) is not None}
-    why = "There is neither test nor validation data"
-    if stages:
-        steps = " and ".join(f"{stage}_step" for stage in sorted(stages))
-        why = f"{name}'s {steps} logged nothing, as by self.log('test_accuracy', ...)"
-    elif splits:
-        why = f"{name} has neither test_step nor validation_step"
+    why = f"{type(run.user.module).__name__} has neither a test_step nor a validation_step that logs a value"
+    if not (run.has_split("test") or run.has_split("val")):
+        why = "There is neither test nor validation data"
     rank_zero_info(f"{why}, so no round will be measured: tables and curves hold the training loss alone.")
 
 
@@ -96,15 +90,14 @@ def shortfall(rows: Sequence[Mapping[str, str]]) -> str | None:
 
     Example:
         >>> shortfall([{"round": "0"}, {"round": "1", "num_clients/absent": "3"}, {"round": "2"}])
-        'In 1 of 2 rounds clients had no part that trainer.clients_per_round asks for, on average 1.5 (1.5 absent).'
+        'In 1 of 2 rounds fewer clients had a part than trainer.clients_per_round asks for, on average 1.5 fewer.'
     """
-    rounds = [[float(row.get(f"num_clients/{why}") or 0) for why in MISSING] for row in rows if row["round"] != "0"]
-    means = {why: sum(counts[k] for counts in rounds) / max(len(rounds), 1) for k, why in enumerate(MISSING)}
-    if not any(means.values()):
+    missing = [sum(float(row.get(f"num_clients/{why}") or 0) for why in MISSING) for row in rows if row["round"] != "0"]
+    if not any(missing):
         return None
     return (
-        f"In {sum(map(any, rounds))} of {len(rounds)} rounds clients had no part that trainer.clients_per_round asks "
-        f"for, on average {sum(means.values()):.3g} ({', '.join(f'{x:.3g} {why}' for why, x in means.items() if x)})."
+        f"In {sum(map(bool, missing))} of {len(missing)} rounds fewer clients had a part than "
+        f"trainer.clients_per_round asks for, on average {sum(missing) / len(missing):.3g} fewer."
     )
 
 

@@ -100,7 +100,7 @@ WRONG = {
     "# mine\ntrainer:\n  max_rounds: 3\n\n  local_epoch: 2\n": "line 5: unknown key 'trainer.local_epoch'",
     "trainer:\n  local_epochs: 1\n  max_rounds: many\n": "line 3: trainer.max_rounds: got 'many'",
     FEDBC: "line 5: unknown key 'algorithm.dual_ir'",
-    "trainer: {max_rounds: 3}\n\nmodle:\n  class_path: M\n": "line 3: unknown key 'modle.class_path': did you mean --m",
+    "trainer: {max_rounds: 3}\n\nmodle:\n  class_path: M\n": "line 3: unknown key 'modle': did you mean --model",
 }
 
 

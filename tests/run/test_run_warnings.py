@@ -13,6 +13,7 @@ from fedbc_lightning.run import run_warnings
 from fedbc_lightning.run.run_warnings import divergence
 
 UNMEASURED = "no round will be measured"
+WITHOUT_LOG = "has neither a test_step nor a validation_step that logs a value"
 
 
 class Unmeasured(BoringModel):
@@ -61,14 +62,9 @@ def said(caplog: Any, root: Any, model: BoringModel, data: BoringData, **options
 @pytest.mark.parametrize(
     ("model", "data", "options", "expected"),
     [
-        (Unmeasured, BoringData, {}, f"Unmeasured has neither test_step nor validation_step, so {UNMEASURED}"),
+        (Unmeasured, BoringData, {}, f"Unmeasured {WITHOUT_LOG}, so {UNMEASURED}"),
         (BoringModel, Untested, {}, f"There is neither test nor validation data, so {UNMEASURED}"),
-        (
-            Silent,
-            BoringData,
-            {},
-            f"Silent's test_step logged nothing, as by self.log('test_accuracy', ...), so {UNMEASURED}",
-        ),
+        (Silent, BoringData, {}, f"Silent {WITHOUT_LOG}, so {UNMEASURED}"),
         (Validated, BoringData, {}, None),
         (Unmeasured, BoringData, {"eval_every_n_rounds": 0}, None),
     ],
