@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,13 +51,15 @@ def work(federation: Federation, down: Down) -> Up:
     )  # fmt: skip
 
 
-def evaluate(federation: Federation, evaluator: Evaluator, start: RoundStart, down: Down) -> Measured:
-    """Evaluate the global model and own models of clients as a message asks for."""
+def evaluate(
+    federation: Federation, evaluator: Evaluator, splits: Sequence[str], start: RoundStart, down: Down
+) -> Measured:
+    """Evaluate the global model and own models of clients on these splits, as a message asks for."""
     _take_down(federation, down)
     best = federation.user.best_metrics
     best.values = down.best_metrics
     z, counters, *own = (start.server[name].to(federation.user.device) for name in EVALUATED)
     models = replace(federation.models_beside(*own), z=z, counters=counters, stamps=None)
-    results = evaluator.measure(("test", "val"), models, start.round, down.clients)
+    results = evaluator.measure(splits, models, start.round, down.clients)
     staged, best.staged = best.staged, {}
     return Measured(results, staged)

@@ -115,8 +115,7 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
     drawn = totals.draw_rounds(federation, settings.max_rounds)
     every = settings.eval_every_n_rounds
     num_evaluations = 1 + -(-settings.max_rounds // every) if every else 0
-    splits = [split for split in ("test", "val") if run.has_split(split)]
-    evaluation_seconds = time_evaluation(federation, run.evaluator, splits, num_processes) if every else 0.0
+    evaluation_seconds = time_evaluation(federation, run.evaluator, run.splits, num_processes) if every else 0.0
     timer = RoundTimer(federation, run.seed, num_processes)
     round_seconds = timer.time(drawn.first)
     tables = totals.table_rows_bytes(run, drawn, timer.table_bytes)

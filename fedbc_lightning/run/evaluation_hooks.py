@@ -90,8 +90,9 @@ def problem_of(run: Run, monitor: str) -> str | None:
     name = name_in_log(monitor, ())
     found = measured(name)
     split = None if found is None else found.split
-    if split is not None and not run.has_split(split):
-        return "there is no test data" if split == "test" else f"there is no validation data; {HOW_TO_VALIDATE}"
+    if split is not None and split not in run.splits:
+        no_test = "there is no test data, or trainer.eval_test is false, as while a study is tuned"
+        return no_test if split == "test" else f"there is no validation data; {HOW_TO_VALIDATE}"
     if not run.settings.eval_every_n_rounds:
         return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
     if not run.evaluator.client_ids and is_of_clients(name):

@@ -152,11 +152,10 @@ class RoundLoop:
 
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()
-        splits = [split for split in ("test", "val") if self._run.has_split(split)]
         if round:
             with self._run.around_evaluation.calling("on_validation_model_zero_grad"):
                 self._hooks.call_module("on_validation_model_zero_grad")
-        evaluation = evaluate_with_hooks(self._run, splits, round, "validation")
+        evaluation = evaluate_with_hooks(self._run, self._run.splits, round, "validation")
         calling = self._run.around_evaluation.calling("on_validation_end")
         with self._run.evaluator.evaluating("validation"), calling:
             self._hooks.call_module("on_validation_end")

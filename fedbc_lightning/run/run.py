@@ -85,6 +85,12 @@ class Run:
         """Return whether there is data of the split, of any client or shared by all."""
         return bool(self.datamodule.num_samples(split).any()) or self.datamodule.pooled_dataset(split) is not None
 
+    @property
+    def splits(self) -> list[str]:
+        """Splits on which rounds are evaluated, of those that there are."""
+        splits = ["test", "val"] if self.settings.eval_test else ["val"]
+        return [split for split in splits if self.has_split(split)]
+
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
         """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
         if self.evaluator.finetune_steps:

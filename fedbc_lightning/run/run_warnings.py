@@ -40,7 +40,7 @@ def say_what_to_expect(run: Run) -> None:
 def say_that_nothing_is_measured(run: Run) -> None:
     """Print, after an evaluation that measured nothing, why it did not."""
     why = f"{type(run.user.module).__name__} has neither a test_step nor a validation_step that logs a value"
-    if not (run.has_split("test") or run.has_split("val")):
+    if not run.splits:
         why = "There is neither test nor validation data"
     rank_zero_info(f"{why}, so no round will be measured: tables and curves hold the training loss alone.")
 

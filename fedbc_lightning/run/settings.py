@@ -103,6 +103,8 @@ class RunSettings:
         callbacks: Lightning callbacks, with the hooks of the table in ``docs/howto/hooks.md``.
         logger: None or True: TensorBoard in the run folder; False: no logger; or Lightning loggers.
         eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
+        eval_test: Whether rounds are evaluated on test data, too. False: on validation data alone, as while a study is
+            tuned; ``test`` evaluates on test data in any case.
         eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
             1,000, or 1,000 of more, the same ones in every round. 0: none, and the global model is evaluated on the
             pooled data alone. The same number, fraction or ``all`` holds for clients that are held out.
@@ -163,6 +165,7 @@ class RunSettings:
     callbacks: Annotated[list[AnyCallback] | AnyCallback | None, FREE] = None
     logger: Annotated[AnyLogger | Iterable[AnyLogger] | bool | None, FREE] = None
     eval_every_n_rounds: Number = 1
+    eval_test: Annotated[bool, FREE] = True
     eval_clients: Number | Share | Literal["all"] | None = None
     heldout_finetune_steps: Number = 0
     gradient_clip_val: Annotated[float, at_least(0)] | None = None

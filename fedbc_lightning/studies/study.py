@@ -358,7 +358,7 @@ class Study:
     def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
         """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
         # Test data must not choose anything: a trial is scored on data that are held out of the training data.
-        chosen = {**tried, "data.val_fraction": self.tuning.val_fraction}
+        chosen = {**tried, "data.val_fraction": self.tuning.val_fraction, "trainer.eval_test": False}
         if self.tuning.rungs[rung] is not None:
             chosen["trainer.max_rounds"] = self.tuning.rungs[rung]
         run = self.run(variant, method, seed, chosen)

@@ -119,7 +119,7 @@ class ClientRound(RunView):
             self._begin(start)
         down = rows_before(self.rows, federation.clients, start.form, down)
         if start.task == "evaluate":
-            return worker.evaluate(federation, run.evaluator, start, down)
+            return worker.evaluate(federation, run.evaluator, run.splits, start, down)
         up = worker.work(federation, down)
         if up.written:
             federation.layout.frozen.put_back(self._frozen)

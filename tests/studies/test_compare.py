@@ -21,6 +21,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import ConfigurationError
+from fedbc_lightning.core.metric_names import measured
 from fedbc_lightning.run.identity import VERSIONS
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
@@ -213,6 +214,47 @@ def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(pr
     config = yaml.safe_load((only_run(folder / "runs/all/tuned/seed_0") / "config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == best
     assert config["trainer"]["max_rounds"] == 2
+
+
+SEALED = """\
+from tiny_data import TinyData
+
+
+class Sealed(TinyData):
+    \"\"\"Data whose test samples nobody may read.\"\"\"
+
+    def client_test_dataset(self, client):
+        return Unread(super().client_test_dataset(client))
+
+
+class Unread:
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        raise RuntimeError("test data are read")
+"""
+
+
+def test_a_trial_reads_no_test_data(project, monkeypatch):
+    monkeypatch.syspath_prepend(str(project))
+    (project / "sealed.py").write_text(SEALED)
+    tuned = {"FedProx": {"mu": {"grid": [1.0]}}}
+    study = Study(**{**TINY, "algorithms": tuned, "variants": {"all": {}}, "overrides": {"data": "sealed.Sealed"}})
+    (method,) = study.methods
+    ends = {}
+    for run in (study.trial("all", method, 0, method.first()), study.run("all", method, 0, method.first())):
+        do_if_free(run, 0.0)
+        state = ends[run.tried] = State(run)
+        state.look(0.0)
+    assert ends["mu=1"].status == "finished"
+    assert "test data are read" in str(ends[""].error)
+    columns = ends["mu=1"].run.record.metrics.columns
+    assert "accuracy/val_global" in columns
+    assert not [name for name in columns if (found := measured(name)) and found.split == "test"]
 
 
 def test_an_interval_is_searched_by_optuna_the_same_way_again(project):

@@ -50,7 +50,8 @@ def test_a_trial_has_validation_data_and_rounds_of_its_own():
     tried = list(method.grid())
     assert tried == [{"algorithm.mu": 0.1}, {"algorithm.mu": 1.0}]
     trial = study.trial("all", method, 0, tried[1])
-    assert trial.settings == {"data.val_fraction": 0.2, "algorithm.mu": 1.0, "trainer.max_rounds": 4}
+    own = {"data.val_fraction": 0.2, "trainer.eval_test": False, "trainer.max_rounds": 4}
+    assert trial.settings == {"algorithm.mu": 1.0, **own}
     final = study.run("all", method, 0, tried[1])
     assert final.settings == {"data.val_fraction": 0.5, "algorithm.mu": 1.0}
     assert trial.folder != final.folder
