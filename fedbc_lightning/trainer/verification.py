@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import read
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import Down, MessageError, MessageHash, Up, decode, hash_of
+from fedbc_lightning.federation.messages import MessageHash, Up, decode, hash_of
 from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.trainer.client_round import ClientRound
 
@@ -38,16 +38,24 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
             more than :data:`TOLERANCE`.
     """
     folder, who = folder_of(run_folder, round), f"client {client}, round {round}"
-    place = _place_of(folder, client, round)
-    start, down, up = (_kept(path) for path in (folder / "start", place, place.with_suffix(".up")))
-    rows = read_table(run_folder / "clients.csv")
-    rows = rows[(rows["round"] == round) & (rows["client"] == client)]
-    hashes = MessageHash(start).then(down), hash_of(up)
-    if hashes not in zip(rows.get("hash_down", ()), rows.get("hash_up", ()), strict=True):
+    try:
+        kept = {path.name: read(path) for path in sorted([*folder.iterdir(), folder / "start"])}
+    except OSError as error:
         raise ConfigurationError(
-            f"round: '{place}' and its answer are not the messages whose hashes '{run_folder / 'clients.csv'}' has for "
-            f"{who}; one of the files was changed or cut off after the run."
+            f"round: '{error.filename}' cannot be read ({error.strerror}): there was no such round, or the run's "
+            "trainer.backend had no keep_messages: true, which keeps messages."
+        ) from None
+    table = read_table(run_folder / "clients.csv")
+    rows = table[(table["round"] == round) & (table["client"] == client)]
+    start, hashes = kept.pop("start"), {*rows.get("hash_down", ()), *rows.get("hash_up", ())}
+    begun = MessageHash(start)
+    found = [one for one in kept.values() if not hashes.isdisjoint([begun.then(one), hash_of(one)])]
+    if len(found) != 2:
+        raise ConfigurationError(
+            f"client: '{folder}' lacks the messages whose hashes clients.csv has for {who}: it took no part or had "
+            "dropped out, or a file was removed, changed or cut off."
         )
+    down, up = found
     again = worker.answer(start, down)
     if again == up:
         return f"{who}: worked out again, the answer is the same bit for bit ({hash_of(up)})."
@@ -57,41 +65,6 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
         much = f"by {most:.2g} of its largest number" if math.isfinite(most) else "in more than rounding"
         raise ConfigurationError(f"{who}: worked out again, the answer is another one: {name} differs {much}.")
     return f"{who}: worked out again, the answer is the same to {most:.2g} of the largest number ({name})."
-
-
-def _place_of(folder: Path, client: int, round: int) -> Path:
-    """Return the message to a client among those of a round.
-
-    Raises:
-        ConfigurationError: There is none, or it was not answered.
-    """
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"round: '{folder.parent}' has no messages of round {round}: there was no such round, or the run's "
-            "trainer.backend had no keep_messages: true, which keeps them."
-        )
-    broken = list[str]()
-    for path in sorted(folder.glob("*.down")):
-        try:
-            is_it = client in decode(_kept(path), Down).clients
-        except MessageError as error:
-            broken.append(f"'{path}': {error}")
-            continue
-        if is_it and path.with_suffix(".up").exists():
-            return path
-        if is_it:
-            raise ConfigurationError(
-                f"client: there is no answer of client {client} in '{folder}'; it had dropped out."
-            )
-    more = f"; unreadable are {'; '.join(broken)}" if broken else ""
-    raise ConfigurationError(f"client: '{folder}' has no messages of client {client}, which took no part{more}.")
-
-
-def _kept(path: Path) -> bytes:
-    try:
-        return read(path)
-    except OSError as error:
-        raise ConfigurationError(f"round: '{path}' cannot be read ({error.strerror}), and it is part of it.") from None
 
 
 def _differences(sent: Any, now: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -108,11 +81,9 @@ def _differences(sent: Any, now: Any, name: str = "") -> Iterator[tuple[str, flo
     elif isinstance(sent, float) and isinstance(now, float):
         one, other = torch.tensor([[sent], [now]], dtype=torch.float64)
         yield from _differences(one, other, name)
-    elif isinstance(sent, dict) and isinstance(now, dict):
-        for key in {**sent, **now}:
-            yield from _differences(sent.get(key), now.get(key), f"{name}.{key}".lstrip("."))
-    elif isinstance(sent, list) and isinstance(now, list) and len(sent) == len(now):
-        for k, pair in enumerate(zip(sent, now, strict=True)):
-            yield from _differences(*pair, f"{name}[{k}]")
-    elif type(sent) is not type(now) or isinstance(sent, (Tensor, list)) or sent != now:
+    elif isinstance(sent, (dict, list)) and type(sent) is type(now):
+        one, other = (each if isinstance(each, dict) else dict(enumerate(each)) for each in (sent, now))
+        for key in {**one, **other}:
+            yield from _differences(one.get(key), other.get(key), f"{name}.{key}".lstrip("."))
+    elif type(sent) is not type(now) or isinstance(sent, Tensor) or sent != now:
         yield name, math.inf

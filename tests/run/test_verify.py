@@ -47,15 +47,15 @@ def another(path, make):
         path.write_bytes(kept)
 
 
+LACKS = "lacks the messages whose hashes clients.csv has for"
 SAME, OTHER = "worked out again, the answer is the same", "worked out again, the answer is another one: "
 ANSWERS = {
     f"{SAME} bit for bit": lambda up: {},
     f"{SAME} to 1e-06 of the largest number (w)": lambda up: {"w": up.w + 1e-6 * up.w.abs().max()},
     f"{OTHER}w differs by 0.091 of": lambda up: {"w": up.w + 0.1 * up.w.abs().max()},
     f"{OTHER}w differs in more": lambda up: {"w": up.w * math.nan},
-    f"{OTHER}records[0].train_loss": lambda up: {"records": [{**up.records[0], "train_loss": 0.0}]},
+    f"{OTHER}records.0.train_loss": lambda up: {"records": [{**up.records[0], "train_loss": 0.0}]},
     f"{OTHER}messages.evil": lambda up: {"messages": {**up.messages, "evil": up.w}},
-    f"{OTHER}rows.control": lambda up: {"rows": {k: v for k, v in up.rows.items() if k != "control"}},
 }
 
 
@@ -70,7 +70,7 @@ def test_a_round_is_worked_out_again(run, line):
     client = decode(place.with_suffix(".down").read_bytes(), Down).clients[0]
     with another(place, changed) as sent:
         if place.read_bytes() != sent:
-            assert "are not the messages whose hashes" in told(run, client)
+            assert LACKS in told(run, client)
         hashes = hash_of(sent).encode(), hash_of(place.read_bytes()).encode()
         with another(table, lambda data: data.replace(*hashes)):
             assert told(run, client).startswith(f"client {client}, round 2: {line}")
@@ -80,15 +80,15 @@ def test_files_that_are_missing_or_broken_are_said_by_name(run):
     folder = folder_of(run.log_dir, 2)
     downs = {decode(path.read_bytes(), Down).clients[0]: path for path in folder.glob("*.down")}
     (first, *_, last), (absent, *_) = sorted(downs, key=downs.get), {*range(6)}.difference(downs)
-    assert f"has no messages of client {absent}, which took no part" in told(run, absent)
-    assert "has no messages of round 99: there was no such round, or" in told(run, absent, 99)
+    assert LACKS in told(run, absent)
+    assert "000099' cannot be read (No such file or directory): there was no such round, or" in told(run, last, 99)
     with another(folder / "start", lambda data: None):
         assert "start' cannot be read (No such file" in told(run, last)
     with another(downs[first], lambda data: data[:50]):
         assert SAME in told(run, last)
-        assert re.search(r"unreadable are '.*0\.down': no message of this kind", told(run, first))
+        assert LACKS in told(run, first)
     with another(downs[last].with_suffix(".up"), lambda data: None):
-        assert f"there is no answer of client {last} in" in told(run, last)
+        assert LACKS in told(run, last)
     rows = re.compile(rf"\n2,{last},[^\n]*".encode())
     with another(Path(run.log_dir, "clients.csv"), lambda data: rows.sub(b"", data)):
-        assert "are not the messages whose hashes" in told(run, last)
+        assert LACKS in told(run, last)
