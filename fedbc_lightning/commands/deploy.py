@@ -35,16 +35,20 @@ client = client_app(__file__)
 
 PROJECT = """\
 # Written by {prog} deploy flower
+
 [project]
 name = "{name}"
 version = "1.0.0"
 description = "A run of fedbc_lightning {version}, which server and clients have installed"
 dependencies = []  # Flower would install these anew for every run, and at the clients not at all
+
 [tool.flwr.app]
 publisher = "fedbc-lightning"
+
 [tool.flwr.app.components]
 serverapp = "federated_app:server"
 clientapp = "federated_app:client"
+
 # Settings of the run that `flwr run --run-config 'trainer.max_rounds=3'` may change
 [tool.flwr.app.config]
 trainer.max_rounds = {max_rounds}

@@ -18,7 +18,7 @@ from fedbc_lightning.distributed.interrupts import check
 log = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""Number of rounds in a row without any answer that end the run, and of processes that a message may lose."""
+"""Number of rounds and evaluations in a row without any answer that end the run, and of a message's lost processes."""
 CRASHED = 8
 """Flower's code for a SuperNode's process that ended, or did not start in 30 seconds, as on a busy machine."""
 SECONDS_OF_WAIT = 0.1
@@ -107,7 +107,8 @@ class Flower(Backend):
         self._num_lost = 0 if answers else self._num_lost + 1
         if self._num_lost >= MOST_LOSSES:
             raise LostProcessError(
-                f"trainer.backend: Flower: no client has answered for {MOST_LOSSES} rounds; the last one: {reason}"
+                f"trainer.backend: Flower: no client has answered in {MOST_LOSSES} rounds and evaluations in a row; "
+                f"the last one: {reason}"
             )
 
     def _push(self, sent: _Sent, waiting: dict[str, _Sent]) -> bool:

@@ -167,7 +167,9 @@ def test_a_supernode_that_starts_again_goes_on(project, monkeypatch, caplog):
 
 def test_nobody_answers(project, monkeypatch):
     app = deploy(project, monkeypatch, *BASE, "--trainer.max_rounds=5", "--trainer.eval_every_n_rounds=0")
-    with pytest.raises(LostProcessError, match="no client has answered for 3 rounds; the last one: the node is gone"):
+    with pytest.raises(
+        LostProcessError, match="no client has answered in 3 rounds and evaluations in a row; the last one: the node"
+    ):
         Loop(app, ALL, {(k, j): 5 for k in range(4) for j in range(2, 9)}).run()
 
 
