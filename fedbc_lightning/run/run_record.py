@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from collections.abc import Iterable
@@ -141,11 +142,12 @@ class RunRecord:
         """Last round in ``metrics.csv``; 0 if no round has ended."""
         return 0 if self.metrics.empty else int(self.metrics["round"].max())
 
-    def rounds_written(self) -> int:
-        """Return the last round in ``metrics.csv`` now, also while the run goes on."""
+    def written(self) -> tuple[int, list[str]]:
+        """Return the last round in ``metrics.csv`` now, also while the run goes on, and the names of its columns."""
         # Read as text: pandas would parse the whole table for each look at its last row.
-        round = complete_lines(self.folder / "metrics.csv").rstrip().rpartition("\n")[2].partition(",")[0]
-        return int(round) if round.isdigit() else 0
+        lines = complete_lines(self.folder / "metrics.csv").splitlines() or [""]
+        round = lines[-1].partition(",")[0]
+        return int(round) if round.isdigit() else 0, next(csv.reader(lines), []) if len(lines) > 1 else []
 
     @property
     def max_rounds(self) -> int | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 
 from fedbc_lightning.cli.classes import import_object
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, UsageError, one_line
 from fedbc_lightning.core.files import IDENTITY
 from fedbc_lightning.core.origin import source_hash
 from fedbc_lightning.core.secret import read_secret
@@ -35,44 +36,45 @@ class Built(FederatedCLI):
         """Do nothing; see the base class."""
 
 
-class _Parsed(Built):
-    """Parses a command line, and builds nothing."""
+class _BuiltHere(Built):
+    """Builds for the CPU: the machine on which a study is started may have no GPU."""
 
-    def set_seed(self) -> None:
-        """Do nothing; see the base class."""
+    def _needed_config(self) -> Namespace:
+        config = super()._needed_config()
+        here = {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1, "precision": "32-true"}
+        config["plan"]["trainer"].update(Namespace(**here))
+        return config
 
-    def instantiate_classes(self) -> None:
-        """Do nothing; see the base class."""
 
-
-def parse(run: Run) -> Any:
-    """Return the complete config of a run, as the parser's Namespace.
+def checked_config(run: Run) -> Any:
+    """Build what the command line of a run names, and return its complete config, as the parser's Namespace.
 
     Raises:
-        ConfigurationError: The command line is wrong; the message is the parser's.
+        ConfigurationError: The command line is wrong, or something that it names cannot be built.
     """
-    with parser_errors(run):
-        config = _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config["fit"]
+    with preserved_globals(CPU):
+        config = build(run, "plan", _BuiltHere).config["plan"]
     del config["config"]  # the paths that it was read from
     return config
 
 
-def build(run: Run, command: str) -> Built:
+def build(run: Run, command: str, kind: type[Built] = Built) -> Built:
     """Build what the command line of a run names, for a command other than ``fit``.
 
     Raises:
-        ConfigurationError: The command line is wrong; the message is the parser's.
+        ConfigurationError: The command line is wrong, or something that it names cannot be built.
     """
-    with contextlib.redirect_stdout(io.StringIO()), parser_errors(run):
-        return Built(args=[command, *run.words()[1:]], parser_kwargs={"prog": PROG})
+    with contextlib.redirect_stdout(io.StringIO()), named(run):
+        return kind(args=[command, *run.words()[1:]], parser_kwargs={"prog": PROG})
 
 
 @contextlib.contextmanager
-def parser_errors(run: Run) -> Iterator[None]:
-    """Turn the parser's exit into an error that names the run; other output to stderr is dropped.
+def named(run: Run) -> Iterator[None]:
+    """Turn the parser's exit, and whatever is raised, into a line that names the run; other output is dropped.
 
     Raises:
-        ConfigurationError: The parser has refused the command line and asked to end the process.
+        ConfigurationError: The parser has refused the command line and asked to end the process, or something was
+            raised.
     """
     said = io.StringIO()
     try:
@@ -81,32 +83,30 @@ def parser_errors(run: Run) -> Iterator[None]:
     except SystemExit:
         message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
         raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None
+    except Exception as error:
+        kind = "" if isinstance(error, (ConfigurationError, UsageError)) else f"{type(error).__name__}: "
+        raise ConfigurationError(f"{run.variant} / {run.method}: {kind}{one_line(error)}") from error
 
 
 def check_runs(study: Study) -> None:
-    """Parse the command lines of representative runs in this process, and refuse settings that no study can have.
+    """Build what the runs of a study name, in this process, and refuse settings that no study can have.
 
-    These runs are: every algorithm with every value of its grids in the first variant, the first algorithm in every
-    other variant, and all algorithms in a variant that overrides a setting of the algorithm.
+    Every algorithm is built in every variant, in the first one with every value of its grids, and as a trial.
 
     Raises:
-        ConfigurationError: A command line is wrong or a setting is refused; the message names the run. Or the study is
-            strict, and runs in its folder were of other code, data or versions.
+        ConfigurationError: A command line is wrong, something cannot be built, or a setting is refused; the message
+            names the run. Or the study is strict, and runs in its folder were of other code, data or versions.
     """
-    seed, (first, *others), configs = study.seed_list[0], study.variants, list[Any]()
-    for method in study.methods:
-        configs += [_checked(study, study.run(first, method, seed, tried)) for tried in method.each_value()]
-        if method.tuned:
-            parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
-    for variant in others:
-        is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in study.variants[variant] or {})
-        methods = study.methods if is_of_algorithm else study.methods[:1]
-        configs += [_checked(study, study.run(variant, method, seed, method.first())) for method in methods]
-    _check_unchanged(study, configs)
+    seed, (first, *others) = study.seed_list[0], study.variants
+    runs = [study.run(first, method, seed, tried) for method in study.methods for tried in method.each_value()]
+    runs += [study.run(variant, method, seed, method.first()) for variant in others for method in study.methods]
+    seed, tuned = study.tuning.seeds[0], [method for method in study.methods if method.tuned]
+    runs += [study.trial(first, method, seed, method.first()) for method in tuned]
+    _check_unchanged(study, [_checked(study, run) for run in runs])
 
 
 def _checked(study: Study, run: Run) -> Any:
-    parsed = parse(run)
+    parsed = checked_config(run)
     trainer, data = parsed["trainer"], parsed["data"] or {}
     asked = {
         "report: best_on_validation: there are no validation data; set data.val_fraction":
@@ -130,7 +130,7 @@ def _check_unchanged(study: Study, configs: list[Any]) -> None:
     """Warn of runs in the study's folder that were of other code, data or versions, or refuse them if it is strict.
 
     Each run is compared with what is there today, and so with all others. Layers are those of the first run with the
-    same settings of the model, as no model is built here.
+    same settings of the model.
 
     Args:
         study: The study.

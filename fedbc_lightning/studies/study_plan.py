@@ -12,12 +12,11 @@ import pandas as pd
 import torch
 
 from fedbc_lightning.cli.printed_tables import ROUGH, show
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.parsed_runs import build, check_runs
+from fedbc_lightning.studies.parsed_runs import build, check_runs, named
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, has_ended, is_finished
 from fedbc_lightning.studies.tuning import rungs
@@ -83,15 +82,12 @@ def plan_run(run: Run) -> Plan:
         ConfigurationError: The run cannot be done as configured; the message names it.
     """
     started = time.perf_counter()
-    try:
-        built = build(run, "plan")
-        seconds = time.perf_counter() - started
-        with contextlib.redirect_stdout(io.StringIO()):
-            plan = built.trainer.plan(**built.method_arguments("plan"))
-        plan.start_seconds += seconds
-        return plan
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
+    built = build(run, "plan")
+    seconds = time.perf_counter() - started
+    with contextlib.redirect_stdout(io.StringIO()), named(run):
+        plan = built.trainer.plan(**built.method_arguments("plan"))
+    plan.start_seconds += seconds
+    return plan
 
 
 def print_study_plan(study: Study, rows: pd.DataFrame) -> None:

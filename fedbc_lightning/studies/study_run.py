@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -154,6 +154,7 @@ class State:
         round: Last round that the run has finished.
         max_rounds: T of the run; None until it has begun.
         error: Reason why the run failed, or None.
+        logged: Names of what it has logged so far.
     """
 
     run: Run
@@ -161,6 +162,7 @@ class State:
     round: int = 0
     max_rounds: int | None = None
     error: str | None = None
+    logged: Sequence[str] = ()
 
     @property
     def is_open(self) -> bool:
@@ -174,14 +176,15 @@ class State:
             since: Seconds since the epoch; the run is tried again if it failed before.
         """
         note, record = read_note(self.run.folder), RunRecord.newest(self.run.folder)
+        if record is not None:  # a run that was interrupted has rounds, too
+            self.round, self.logged = record.written()
         if note.get("is_finished") and record is not None:
             self.status = "finished"
         elif note.get("error") and note.get("ended_at", since - 1) >= since:
             self.status, self.error = "failed", note["error"]
         elif note:
             self.status = "running" if note.get("began_at", since - 1) >= since else "waiting"
-            if record is not None:  # a run that was interrupted has rounds, too
-                self.round = record.rounds_written()
+            if record is not None:
                 self.max_rounds = self.max_rounds or record.max_rounds
 
 
@@ -229,7 +232,7 @@ def note_beginning(run: Run, since: float) -> bool:
     # The caller holds the lock, so no living process does the run: a beginning without an end is that of a dead one.
     # Only deaths without progress count. A job that a cluster takes away every few hours may be killed a hundred times.
     note, record = read_note(run.folder), RunRecord.newest(run.folder)
-    reached = record.rounds_written() if record else 0
+    reached = record.written()[0] if record else 0
     is_lost = note.get("began_at", since - 1) >= since and note.get("round") == reached
     losses = note.get("losses", 0) + 1 if is_lost else 0
     if losses >= MAX_LOSSES:

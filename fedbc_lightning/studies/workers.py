@@ -30,10 +30,10 @@ import torch
 
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, needs, notes_of, one_line, report
 from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, write
+from fedbc_lightning.core.metric_names import measured
 from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import SECONDS_BETWEEN_LOOKS, RunLock
-from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import MAX_LOSSES, Run, State, is_finished, note_beginning, note_end, write_note
@@ -97,6 +97,8 @@ class StudyRuns:
     def _do(self, title: str, runs: Sequence[Run], advance: Advance) -> list[State]:
         """Do runs under a progress bar, and return what has become of each."""
         states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
+        for state in states:
+            state.look(self._since)
         with StudyProgress(title, self.console, states) as progress:
             while True:
                 progress.show()
@@ -114,18 +116,25 @@ class StudyRuns:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _check_metrics(self, states: Sequence[State]) -> None:
-        """Check the names of metrics as soon as each algorithm has a finished run, which a long study has early.
+        """Check the names of metrics: what is evaluated is known from round 0 of the first run.
+
+        Of which models, and what methods log in training, is known when each of them has done a round.
 
         Raises:
-            ConfigurationError: None of these runs logs one of the metrics.
+            ConfigurationError: No run logs one of the metrics.
         """
-        runs = finished(states)
-        if runs and {run.method for run in runs} >= {state.run.method for state in states if state.is_open}:
-            logged = dict.fromkeys(name for run in runs for name in run.record.metrics)
-            for metric in [self.study.tuning_metric] if states[0].run.tried else self.study.metrics:
-                if metric not in logged:
-                    known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
-                    raise ConfigurationError(f"metrics: no run logs '{metric}'; there is: {', '.join(known)}.")
+        logged = dict.fromkeys(name for state in states for name in state.logged)
+        known = {(what.metric, what.split) for name in logged if (what := measured(name)) is not None}
+        study, is_tuning = self.study, any(state.run.tried for state in states)
+        if is_tuning:  # trials are not evaluated on test data
+            known |= {(metric, "test") for metric, _ in known}
+        are_all = logged and {s.run.method for s in states if s.round} >= {s.run.method for s in states if s.is_open}
+        for metric in [study.tuning_metric, *study.metrics] if is_tuning else study.metrics:
+            what, is_waited_for = measured(metric), is_tuning and metric != study.tuning_metric
+            is_unknown = known and what is not None and (what.metric, what.split) not in known
+            if metric not in logged and (is_unknown or (are_all and not is_waited_for)):
+                there = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
+                raise ConfigurationError(f"metrics: no run logs '{metric}'; there is: {', '.join(there)}.")
 
 
 class Workers:

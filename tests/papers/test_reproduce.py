@@ -11,7 +11,7 @@ from helpers.command_line import run_cli
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.papers.partition_tables import EXPONENTS, table_5
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.studies.parsed_runs import parse
+from fedbc_lightning.studies.parsed_runs import checked_config
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -61,7 +61,7 @@ def test_overrides_that_the_docs_name_are_taken(overrides):
     study = "studies/fedbc_mnist.yaml" if "partitioner" in overrides else "studies/fedbc_table1.yaml"
     words = ["--config", study, "--overrides", overrides, "--tuning.skip", "true"]
     study = read_study("reproduce", [*words, "--only", "[FedBC]" if "FedBC" in overrides else "[FedAvg]"])
-    config = parse(study.run(next(iter(study.variants)), study.methods[0], 0))
+    config = checked_config(study.run(next(iter(study.variants)), study.methods[0], 0))
     for key, value in yaml.safe_load(overrides).items():
         found = config
         for name in key.replace("FedBC.", "algorithm.").split("."):

@@ -173,6 +173,8 @@ def test_failures_are_told_and_stop_nothing(project, compare):
     write(project, **given, tuning={**tuning, "metric": "f1/val_global"})
     said = compare("study.yaml", status=1)
     assert "metrics: no run logs 'f1/val_global'; there is: " in said
+    write(project, metrics=[ACCURACY, "f1/global"], overrides={"trainer.max_rounds": 5000})
+    assert "metrics: no run logs 'f1/global'; there is: " in compare("study.yaml", "--name", "long", status=1)
     write(project, "bad.yaml", **given, tuning=tuning, overrides={"trainer.local_epochs": 5})
     said = compare("bad.yaml", status=1)
     error = "round 1: weights, buffers, state or loss of all clients became NaN"
@@ -308,6 +310,14 @@ def test_the_reported_round(project, monkeypatch):
         ({"report": "best_on_test", "metrics": ["train/loss"]}, "first of metrics, is not measured on test data"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
         ({"algorithms": {"FedAvg": {}}, "variants": {"a": {}, "b": {"algorithm.mu": 1}}}, "b / FedAvg: "),
+        (
+            {
+                "algorithms": {"FedAvg": {}, "steps": {"algorithm": "FedAvg", "trainer.local_steps": 2}},
+                "variants": {"a": {}, "b": {"trainer.local_epochs": 3}},
+            },
+            "b / steps: trainer.local_epochs and local_steps: give one",
+        ),
+        ({"algorithms": {"FedAvg": {}, "x": {"algorithm": "FedAvg", "data.val_fraction": 1.5}}}, "E=1 / x: data.val_"),
         ({"overrides": ["trainer.max_rounds"]}, "overrides: got"),
         ({"out": "tiny.yaml"}, "out: 'tiny.yaml' cannot be written"),
     ],

@@ -9,7 +9,7 @@ import yaml
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.parsed_runs import parse
+from fedbc_lightning.studies.parsed_runs import checked_config
 from fedbc_lightning.studies.study import Study
 
 TABLE_1 = ["--config", "studies/fedbc_table1.yaml", "--only", "[FedAvg, FedBC]"]
@@ -21,7 +21,7 @@ def rows(origins, **given):
         **{"base": "digits.yaml", "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.5}}} | given, origins=origins
     )
     configs = {
-        (variant, method.name, 0): parse(study.run(variant, method, 0, method.first())).as_dict()
+        (variant, method.name, 0): checked_config(study.run(variant, method, 0, method.first())).as_dict()
         for variant in study.variants for method in study.methods
     }  # fmt: skip
     records = {place: SimpleNamespace(config=config) for place, config in configs.items()}
