@@ -7,7 +7,8 @@ shows a group as one block, and sorts the blocks by their names.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
@@ -63,6 +64,10 @@ PARTS = (
 # Whole words: smaller values are better for a metric whose name contains one of these as a word of its own
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
 
+# What one client may log in a round or an evaluation: most names, and a name that a table can hold
+MOST_NAMES = 10_000
+NAME = re.compile(r"[^\x00\ud800-\udfff]{0,1000}")
+
 # Groups of names in tables behind those of the evaluation
 _GROUPS = ("dual/", "staleness/", "privacy/", "comm/", "time/")
 
@@ -112,6 +117,16 @@ def measured(name: str) -> Measured | None:
     if not metric or place not in PLACES or (place != last and PLACES[place].is_test_only):
         return None
     return Measured(metric, place, "test" if place == last else "val")
+
+
+def are_names(names: Collection[Any]) -> bool:
+    r"""Return whether one client may log values under all of these names.
+
+    Example:
+        >>> are_names(["loss", "top 5\t(test)"]), are_names(["\0"]), are_names(["x" * 1001])
+        (True, False, False)
+    """
+    return len(names) <= MOST_NAMES and all(map(NAME.fullmatch, names))
 
 
 def is_of_clients(name: str) -> bool:

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from lightning.fabric.utilities import rank_zero_only
-
 log = logging.getLogger(__name__)
 
 
@@ -114,7 +112,7 @@ def in_order(
     for come, answer in answers:
         if come in seen or come not in range(len(asks)):
             what = f"a second answer of clients {asks[come].clients}" if come in seen else f"an answer {come!r}"
-            rank_zero_only(log.warning)(f"{where}: trainer.backend brought {what}, which nobody asked: it is not used.")
+            log.warning(f"{where}: trainer.backend brought {what}, which nobody asked: it is not used.")
             continue
         seen.add(come)
         waiting[come] = answer

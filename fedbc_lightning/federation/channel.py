@@ -145,6 +145,21 @@ class Channel:
             z = part.broadcast(z, server)
         return z
 
+    @contextmanager
+    def received(self, server: ServerState, z: Tensor) -> Iterator[None]:
+        """Show the clients' half in this context what clients know of the server: the z (d,) that they received.
+
+        Nobody who takes part is shown where that is hidden.
+        """
+        kept = server.z, server.sampled, server.ids
+        server.values["z"] = z
+        if self.hides_participants:
+            server.sampled, server.ids = [], []
+        try:
+            yield
+        finally:
+            server.values["z"], server.sampled, server.ids = kept
+
     def send(self, cohort: Cohort, server: ServerState) -> None:
         """Replace the models w_i of a cohort that has trained by what travels: Δ_i if a part changes it, else w_i.
 
@@ -181,13 +196,3 @@ class Channel:
     def describe(self) -> dict[str, str]:
         """Return what must stay the same for a run to be resumed, by the name of its setting."""
         return {name: value for part in self.parts for name, value in part.describe().items()}
-
-
-@contextmanager
-def received_by_clients(server: ServerState, received: Tensor) -> Iterator[None]:
-    """Show ``received`` (d,) as the server's z to what the clients do inside this context."""
-    kept, server.values["z"] = server.z, received
-    try:
-        yield
-    finally:
-        server.values["z"] = kept

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -19,12 +18,13 @@ from fedbc_lightning.distributed.backend import Ask, Backend, Lost, in_order
 from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content, messages
 from fedbc_lightning.federation.agreement import EVALUATED, form, values_for_clients
-from fedbc_lightning.federation.expected import check_answer
+from fedbc_lightning.federation.expected import check_answer, fits
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Answer, Down, MessageError, MessageHash, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.state import Cohort
+from fedbc_lightning.state.cohort import LocalResult
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Elsewhere:
 
     def __init__(self, federation: Federation, backend: Backend, run_folder: Callable[[], str | None]) -> None:
         most = backend.clients_per_message
-        if most is not None and (type(most) is not int or most < 1):
+        if not fits(most, (None, int)) or most == 0:
             raise ConfigurationError(
                 f"trainer.backend: {type(backend).__name__}.clients_per_message is {most!r}; give a whole number from "
                 "1 on, or None"
@@ -67,13 +67,14 @@ class Elsewhere:
             written: Names of the frozen parameters that they have written are added to it.
         """
         federation, server = self._federation, self._federation.server
-        begun = self._start("train", server.round, values_for_clients(federation) | {"z": received})
+        with federation.channel.received(server, received):
+            begun = self._start("train", server.round, values_for_clients(federation), server.sampled, server.ids)
         start, groups = encode(begun), self._groups(participants)
         started, asks = MessageHash(start), [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         progress = federation.bench.work
         progress.start_round(len(server.ids))
-        claims, lost, has_cohort = list[tuple[Ask, list[str]]](), list[Ask](), False
+        claims, lost = list[tuple[Ask, list[str]]](), list[Ask]()
         # In the order of the clients, as one process takes them: then the sums have the same bits.
         for index, answer in in_order(self._backend.work(start, asks), asks, f"round {server.round}"):
             ask = asks[index]
@@ -86,17 +87,17 @@ class Elsewhere:
                 progress.begin(ask.clients, ask.num_steps)
                 progress.num_steps += sum(up.steps)
                 self._keep(**{f"{index}.up": answer})
-                has_cohort = True
                 yield self._cohort(up, ask.clients, groups[index], messages.hash_of(answer))
         # What training writes is the module's doing, which all have: nobody is believed against all others.
         said = Counter(name for _, names in claims for name in dict.fromkeys(names))
-        written += [name for name, number in said.items() if number > 1 or not has_cohort]
+        written += [name for name, number in said.items() if number > 1 or len(claims) + len(lost) == len(asks)]
         for ask, names in () if written else claims:
             self._refuse(server.round, ask, f"its written {names} is what no other client of the round has found")
             lost.append(ask)
-        for client in (client for ask in lost for client in ask.clients):
-            participants.missing[client] = "absent"
-            participants.seconds.pop(client, None)
+        for ask in lost:
+            for client in ask.clients:
+                participants.missing[client] = "absent"
+                participants.seconds.pop(client, None)
         if participants.missing and federation.algorithm.needs_all_clients:
             raise ConfigurationError(
                 f"round {server.round}: clients {', '.join(map(str, participants.missing))} were lost, and "
@@ -138,22 +139,24 @@ class Elsewhere:
                     found[split] = found.get(split, {}) | results
         return found
 
-    def _start(self, task: Literal["train", "evaluate"], round: int, values: dict[str, Tensor]) -> RoundStart:
-        """Return what all clients of a round or an evaluation are sent, with these values of the server."""
+    def _start(
+        self, task: Literal["train", "evaluate"], round: int, values: dict[str, Tensor], *who: list[int]
+    ) -> RoundStart:
+        """Return what all clients of a round or an evaluation are sent, with values of the server, and who trains."""
         federation, layout = self._federation, self._federation.layout
         if self._frozen is None:  # hooks of the start may have written them
             self._frozen = layout.frozen.hashes()
         return RoundStart(
             form(federation, self._frozen), task, round, [federation.engine_kind, federation.is_engine_by_rule], values,
             federation.schedule.learning_rates, federation.grad_scale, layout.written, layout.changing,
-            checkpoint_content.set_by_hooks(federation),
+            checkpoint_content.set_by_hooks(federation), *who,
         )  # fmt: skip
 
     def _ask(self, positions: list[int], participants: Participants) -> Ask:
         """Return the message to clients of the round, by their places among those that are sampled."""
         federation, clients = self._federation, [participants.sampled[position] for position in positions]
         local = participants.late.get(clients[0])
-        less = None if local is None else {k: v for k in ("epochs", "steps") if (v := getattr(local, k)) is not None}
+        less = None if local is None else {"epochs": local.epochs, "steps": local.steps}
         down = Down(clients, positions, less, **self._state(clients))
         return Ask(clients, sum(federation.participation.num_steps(clients)), encode(down))
 
@@ -162,7 +165,7 @@ class Elsewhere:
         store, staged = self._federation.clients, is_evaluated
         scalars = {name: store.gather(name, clients, staged=staged) for name in store.scalar_names}
         taken = scalars.pop(TAKEN).int().tolist() if TAKEN in scalars else []
-        vectors = [] if taken else [name for name in store.names if name not in store.scalar_names]
+        vectors = [] if taken else store.vector_names
         vectors = self._federation.local_models.read_from(vectors) if is_evaluated else vectors
         rows = {name: [store.vector(name, i, staged=staged) for i in clients] for name in vectors}
         return {"scalars": scalars, "rows": rows, "taken": taken}
@@ -190,11 +193,11 @@ class Elsewhere:
         self, kind: type[Answer], ask: Ask, answer: bytes | Lost, round: int, started: MessageHash
     ) -> Answer | None:
         """Return the message that a backend has brought, or say why it is not used."""
-        answers, clients, federation = started.then(ask.down), ask.clients, self._federation
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
-            return decode(answer, kind, lambda found: check_answer(found, answers, clients, federation))
+            answers = started.then(ask.down)
+            return decode(answer, kind, lambda found: check_answer(found, answers, ask.clients, self._federation))
         except MessageError as error:
             self._refuse(round, ask, str(error))
             return None
@@ -203,26 +206,24 @@ class Elsewhere:
         """Say why the answer to a message is not used."""
         names = self._federation.datamodule.client_names
         who = ", ".join(str(client if names is None else names[client]) for client in ask.clients)
-        rank_zero_only(log.warning)(f"round {round}: client {who} sent nothing that can be used: {reason}.")
+        log.warning(f"round {round}: client {who} sent nothing that can be used: {reason}.")
 
     def _cohort(self, up: Up, clients: list[int], positions: list[int], hash_up: str) -> Cohort:
         """Return the clients of a message as the server sees them: what they have sent, and no more."""
         federation, store, device = self._federation, self._federation.clients, self._federation.user.device
         cohort = Cohort(clients, positions, federation.sizes(clients), store, device)
-        cohort.w, cohort.buffers, cohort.counters = up.w.to(device), up.buffers.to(device), up.counters.to(device)
-        cohort.step_size, cohort.steps, cohort.losses = up.step_size.to(device), up.steps, up.losses
+        cohort.valid, cohort.start_buffers = torch.tensor(up.valid), federation.server["buffers"]
+        w, buffers, counters, step_size = (t.to(device) for t in (up.w, up.buffers, up.counters, up.step_size))
+        # The first hash has been compared.
+        records = [record | {"hash_down": up.answers, "hash_up": hash_up} for record in up.records]
+        cohort.take(LocalResult(w, buffers, counters, up.steps, up.losses, step_size, [], records))
         cohort.messages = {name: value.to(device) for name, value in up.messages.items()}
-        cohort.valid = torch.tensor(up.valid)
-        for record, more in zip(cohort.records, up.records, strict=True):
-            record |= more | {"hash_down": up.answers, "hash_up": hash_up}  # the first one has been compared
         staged = up.scalars | {name: torch.stack(rows) for name, rows in up.rows.items()}
         if TAKEN in store.scalar_names:
             staged[TAKEN] = torch.full((len(clients),), float(federation.server.round))
         for name, values in staged.items():
             cohort.stage(name, values)
         # As clients that train here are judged by what they send and keep.
-        cohort.require_finite(cohort.w)
-        cohort.require_finite(cohort.buffers, federation.server["buffers"])
         cohort.require_finite(cohort.step_size)
         cohort.check_finite()
         return cohort

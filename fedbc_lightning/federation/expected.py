@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.metric_names import are_names
 from fedbc_lightning.data.datamodule import POOLED, SPLITS
 from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.federation.agreement import EVALUATED, values_for_clients
@@ -18,12 +19,12 @@ from fedbc_lightning.federation.messages import Down, Facts, Measured, MessageEr
 
 # Most samples of a split of which a client may tell; the server keeps a number for each
 MOST_SAMPLES = 10**8
-# Most characters of the name of a column of clients.csv
-MOST_CHARACTERS = 200
 
 Predicate = Callable[[Any], bool]
 
 NUMBER = (float, int)
+# What a client's half can give to cohort.record
+CELL = (float, bool, lambda value: type(value) is int and abs(value) < 2**63)
 # With which the server can calculate
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DECLARED = "; a method declares by client_message, in declare_state, what its clients send"
@@ -91,11 +92,9 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
     """
     _check(found, {"answers": answers})
     if isinstance(found, Measured):
-        values = named(lambda name: NUMBER if isinstance(name, str) else ())
-        task = each((str, _one_of(clients)), 2)
+        values, task = _logged({}), each((str, _one_of(clients)), 2)
         tasks = named(lambda name: values if isinstance(name, tuple) and fits([*name], task) else ())
-        best = _best_metrics(clients)
-        _check(found, {"results": named({"test": tasks, "val": tasks}), "best_metrics": best})
+        _check(found, {"results": named({"test": tasks, "val": tasks}), "best_metrics": _best_metrics(clients)})
         return
     layout, server, store, number = federation.layout, federation.server, federation.clients, len(clients)
     _check(found, {"written": each(_one_of(_buffers(federation, layout.places).difference(layout.changing)))})
@@ -105,7 +104,7 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
     sent = {"vector": shaped(None, vector), "number": shaped(None, (number,))}
     of_clients = {*store.scalar_names}.difference([TAKEN], federation.declaration.scalars_of_server)
     messages = {name: sent[kind] for name, kind in kinds.items() if kind in sent}
-    columns: dict[str, Any] = {name: NUMBER for name, kind in kinds.items() if kind == "column"} | {"num_steps": int}
+    columns: dict[str, Any] = {name: CELL for name, kind in kinds.items() if kind == "column"} | {"num_steps": int}
     columns |= {} if federation.bench.scaler is None else {"grad_scale": _is_scale}
     _check(found, {
         "valid": each(bool, number), "steps": each(int, number), "losses": each(NUMBER, number),
@@ -114,7 +113,7 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
         "counters": _counters(federation, number), "messages": named(messages, messages),
         "scalars": named(dict.fromkeys(of_clients, sent["number"])),
         "rows": named(_rows(federation, clients)),
-        "records": each(named(lambda name: columns.get(name, NUMBER if _is_logged(name) else ())), number),
+        "records": each(_logged(columns, "train_"), number),
     })  # fmt: skip
 
 
@@ -148,6 +147,7 @@ def check_start(start: RoundStart, federation: Federation) -> None:
         "task": ("train", "evaluate"), "round": int, "grad_scale": _is_scale, "hooks": named(hooks, hooks),
         "engine": tuple([kind, is_by_rule] for kind in get_args(Kind) for is_by_rule in (True, False)),
         "learning_rates": None if rates is None else each(NUMBER, len(rates)),
+        "sampled": each(_one_of(range(POOLED, 2**63))), "ids": each(_one_of(start.sampled)),
         "written": each(_one_of(_buffers(federation, ()))), "changing": each(_one_of(_buffers(federation, places))),
     })  # fmt: skip
 
@@ -158,9 +158,8 @@ def check_values(start: RoundStart, federation: Federation, form: str) -> None:
     Raises:
         MessageError: It does not.
     """
-    like = values_for_clients(federation)
-    if start.task == "evaluate":
-        like = dict.fromkeys(EVALUATED, federation.server.model)
+    evaluated = dict.fromkeys(EVALUATED, federation.server.model)
+    like = evaluated if start.task == "evaluate" else values_for_clients(federation)
     kinds = {k: _counters(federation) if "counters" in k else shaped(None, v.shape) for k, v in like.items()}
     _check(start, {"form": form, "server": named(kinds, kinds)})
 
@@ -177,15 +176,19 @@ def check_down(down: Down, federation: Federation, task: str | None) -> None:
         MessageError: It does not; the message names the field.
     """
     is_pooled, store = federation.algorithm.trains_pooled and task == "train", federation.clients
-    one, more = _one_of([POOLED] if is_pooled else range(federation.datamodule.num_clients)), _one_of(range(1, 2**63))
+    one = _one_of([POOLED] if is_pooled else range(federation.datamodule.num_clients))
     _check(down, {"clients": lambda value: fits(value, each(one)) and 0 < len(value) == len({*value})})
     number, rows = len(down.clients), _rows(federation, down.clients) if task else {}
+    # A straggler does less than all others.
+    most = max(federation.participation.num_steps(down.clients))
+    epochs = {"epochs": _one_of(range(1, federation.local.epochs or 0)), "steps": None}
+    steps = {"epochs": None, "steps": _one_of(range(1, most + 1))}
     if task == "evaluate":
         rows = {name: rows[name] for name in federation.local_models.read_from([*rows])}
     scalars = {name: shaped(None, (number,)) for name in store.scalar_names if task and name != TAKEN}
     _check(down, {
         "positions": each(_one_of(range(federation.datamodule.num_clients)), number if task == "train" else 0),
-        "local": (None, named({"epochs": more}, ["epochs"]), named({"steps": more}, ["steps"])),
+        "local": (None, named(epochs, epochs), named(steps, steps)),
         "scalars": named(scalars, scalars), "rows": named(rows, rows), "best_metrics": _best_metrics(down.clients),
         "taken": each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0),
     })  # fmt: skip
@@ -196,10 +199,8 @@ def _check(message: Any, kinds: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         value = getattr(message, name)
         if not fits(value, kind):
-            is_tensor = isinstance(value, Tensor)
-            said = f"{tuple(value.shape)} of {value.dtype}" if is_tensor else " ".join(repr(value).split())
-            said = said if len(said) < 60 else f"{said[:60]} ..."
-            raise MessageError(f"its {name} cannot be {said}{HINTS.get(name, '')}")
+            said = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
+            raise MessageError(f"its {name} cannot be {' '.join(said[:60].split())}{HINTS.get(name, '')}")
 
 
 def _one_of(known: Collection[Any]) -> Callable[[Any], bool]:
@@ -216,9 +217,10 @@ def _is_scale(value: Any) -> bool:
     return bool(fits(value, NUMBER) and 0 < value < math.inf)
 
 
-def _is_logged(name: Any) -> bool:
-    is_train = isinstance(name, str) and name.startswith("train_")
-    return is_train and name.isprintable() and len(name) <= MOST_CHARACTERS
+def _logged(columns: Mapping[str, Any], prefix: str = "") -> Predicate:
+    """Return the kind of what a client has logged under names with a prefix, beside some columns."""
+    cells = named(lambda name: columns.get(name, NUMBER if str(name).startswith(prefix) else ()))
+    return lambda it: cells(it) and are_names([k.removeprefix(prefix) for k in it.keys() - columns.keys()])
 
 
 def _buffers(federation: Federation, places: Sequence[Any]) -> set[str]:
@@ -247,8 +249,7 @@ def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
 
         return each(is_one, len(sizes))
 
-    travel = [] if TAKEN in store.scalar_names else [name for name in store.names if name not in store.scalar_names]
-    return {name: kind_of(name) for name in travel}
+    return {name: kind_of(name) for name in ([] if TAKEN in store.names else store.vector_names)}
 
 
 def _best_metrics(clients: list[int]) -> Predicate:

@@ -21,7 +21,7 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation import round_results as results
 from fedbc_lightning.federation import user_methods as methods
-from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
+from fedbc_lightning.federation.channel import Channel, Exchange
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
 from fedbc_lightning.federation.participation import Participants, deal
@@ -222,7 +222,7 @@ class Federation:
             return
         server, clients, grad_scale = self.server, self.clients, self.grad_scale
         num_buffers, num_counters = server["buffers"].numel(), self.layout.num_counters
-        self.layout.take_as_buffers(names)
+        self.layout.take_as_buffers([*self.layout.written, *names], self.layout.changing)
         buffers, more = self.layout.read_buffers(), self.layout.read_counters()[num_counters : self.layout.num_counters]
         buffers[:num_buffers] = server["buffers"]
         # Buffers whose shape changes lie behind the integer ones, and may be longer in the module.
@@ -249,8 +249,17 @@ class Federation:
                 "trainer.buffers: local (each client keeps its own; let it change in the first round), register it "
                 "with persistent=False (each client starts anew), or give it its last shape in __init__."
             )
-        self.layout.take_as_changing(names)
+        self.layout.take_as_buffers(self.layout.written, [*self.layout.changing, *names])
         self._prepare_again(self.layout.weights())
+
+    def begin_anew(self, initial: Weights, frozen: dict[str, Tensor]) -> None:
+        """Be as before the first round, when these were the initial model and ``FrozenParameters.copies``."""
+        self.layout.take_as_buffers([], [])
+        self.layout.write_buffers(initial.buffers, initial.counters)
+        self.layout.take_as_buffers([], [])  # once more: what is counted are the buffers in their first shapes
+        self._prepare_again(initial)
+        self.layout.frozen.put_back(frozen)
+        self.load_global()
 
     def _prepare_again(self, initial: Weights) -> None:
         self.bench = self.bench.renewed()
@@ -355,7 +364,7 @@ class Federation:
             ids = [server.sampled[position] for position in positions]
             cohort = self.make_cohort(ids, positions, late.get(ids[0]))
             # The method's terms refer to the z that the client knows, not to the server's exact one.
-            with received_by_clients(server, received):
+            with self.channel.received(server, received):
                 self.train_clients(cohort)
             return cohort
 

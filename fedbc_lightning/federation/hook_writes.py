@@ -222,7 +222,8 @@ def beginning_again(
     federation.load_global()
     federation.take_as_changing(changing)
     if not changing:
-        federation.take_as_buffers(error.names)
+        # In the module's order, whichever process has found the first of them.
+        federation.take_as_buffers([mark.name for mark in layout.frozen.marks if mark.name in error.names])
         federation.load_global()
         more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
         rank_zero_info(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
-from fedbc_lightning.federation.messages import Down, MessageError, RoundStart, Rows, Up, decode, encode
+from fedbc_lightning.federation.messages import Down, MessageError, Rows, Up, decode, encode
 from fedbc_lightning.state import ClientStore, StateDeclaration
 
 # Name of the client scalar at the server: the last round whose message has become part of z; -1: none
@@ -48,7 +49,7 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     Args:
         places: What the clients keep, by their numbers.
         store: The store of the worker, for a client that has not trained yet.
-        form: As in :class:`~fedbc_lightning.federation.messages.RoundStart`.
+        form: As in :class:`~fedbc_lightning.federation.messages.RoundStart`, before the first round.
         down: The message of the server.
 
     Raises:
@@ -56,27 +57,31 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     """
     if not down.taken:
         return down
-    start = {name: store.start(name) for name in store.names if name not in store.scalar_names}
+    start = {name: store.start(name) for name in store.vector_names}
     found: list[dict[str, Tensor]] = []
     for client, taken in zip(down.clients, down.taken, strict=True):
         kept = decode(places[str(client)], Rows) if str(client) in places else Rows(form, {})
-        versions = {-1: start} | (kept.versions if kept.form == form else {})
+        versions = (kept.versions if kept.form == form else {}) | {-1: start}
         if taken not in versions:
-            rounds = ", ".join(str(round) for round in versions if round > 0) or "none"
             raise MessageError(
                 f"client {client} goes on from the vectors that it kept in round {taken}, and those that are kept here "
-                f"are of rounds: {rounds}; where vectors stay with the clients, none can go on without its own"
+                f"are of rounds {[*versions]} (-1: none); where vectors stay with the clients, none can go on without "
+                "its own"
             )
         found.append(versions[taken])
-    return replace(down, rows={name: [rows[name] for rows in found] for name in start})
+    # Since these were kept, training may have been found to write more: it stands at the end, as before round 1.
+    more = {name: row for name, row in start.items() if store.row_shape(name) is not None}
+    rows = {k: [torch.cat([one[k], more.get(k, one[k])[len(one[k]) :]]) for one in found] for k in start}
+    return replace(down, rows=rows)
 
 
-def keep_rows(places: MutableMapping[str, bytes], start: RoundStart, down: Down, up: Up) -> Up:
+def keep_rows(places: MutableMapping[str, bytes], form: str, round: int, down: Down, up: Up) -> Up:
     """Keep the vectors of clients that have trained, beside those from which they went on.
 
     Args:
         places: What the clients keep, by their numbers.
-        start: What all clients of the round were sent.
+        form: As for :func:`rows_before`.
+        round: The round in which they have trained.
         down: The message with the vectors before.
         up: The message of the clients, with the vectors that they have staged.
 
@@ -86,5 +91,5 @@ def keep_rows(places: MutableMapping[str, bytes], start: RoundStart, down: Down,
     for k, client in enumerate(down.clients):
         before = {name: rows[k] for name, rows in down.rows.items()}
         after = before | ({name: rows[k] for name, rows in up.rows.items()} if up.valid[k] else {})
-        places[str(client)] = encode(Rows(start.form, {down.taken[k]: before, start.round: after}))
+        places[str(client)] = encode(Rows(form, {down.taken[k]: before, round: after}))
     return replace(up, rows={})

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 
 # Version of these messages; a server and its clients must speak the same
-VERSION = "2"
+VERSION = "3"
 
 # Least number of elements of a vector that is shortened, and most distinct numbers of one that is sent by their index
 LEAST_SHORTENED, MOST_DISTINCT = 1024, 256
@@ -54,6 +54,8 @@ class RoundStart:
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
         changing: Names of the buffers whose shape changes.
         hooks: What hooks of rounds have set for all clients beside the model.
+        sampled: Of a round, the clients that are sampled, unless the channel hides who takes part.
+        ids: Those of them that train, in the same order.
     """
 
     form: str
@@ -66,6 +68,8 @@ class RoundStart:
     written: list[str]
     changing: list[str]
     hooks: dict[str, Any]
+    sampled: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Down:
     Attributes:
         clients: Their numbers.
         positions: Their places among the clients that are sampled.
-        local: Number of ``epochs`` or of ``steps`` of stragglers, which do less; None: as all others.
+        local: Number of ``epochs`` or of ``steps``, the other one None, of stragglers, which do less; None: as all
+            others.
         scalars: Their declared scalars, (K,) each, by name.
         rows: Their declared vectors, a list of K by name; none where these stay with them.
         taken: Where their vectors stay with them, the last round of each whose message has become part of z; -1: none.
@@ -84,7 +89,7 @@ class Down:
 
     clients: list[int]
     positions: list[int]
-    local: dict[str, int] | None
+    local: dict[str, Any] | None
     scalars: dict[str, Tensor]
     rows: dict[str, list[Tensor]]
     taken: list[int] = field(default_factory=list)
@@ -145,7 +150,7 @@ class Rows:
     """What a client keeps of its vectors where these stay with it; it is encoded as messages are.
 
     Attributes:
-        form: As in :class:`RoundStart`.
+        form: As in :class:`RoundStart`, before the first round.
         versions: The vectors by name, for each round after whose answer they were these; -1: before the first.
     """
 
@@ -174,9 +179,7 @@ def encode(message: RoundStart | Down | Up | Facts | Measured | Rows) -> bytes:
     Raises:
         MessageError: It holds a value that JSON cannot express.
     """
-    tensors: dict[str, Tensor] = {}
-    found: dict[str, tuple[torch.dtype, Tensor]] = {}
-    ways: dict[str, str] = {}
+    tensors, found, ways = dict[str, Tensor](), dict[str, tuple[torch.dtype, Tensor]](), dict[str, str]()
 
     def plain(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -211,13 +214,13 @@ def decode(data: bytes, kind: type[Kind], check: Callable[[Kind], None] | None =
     Args:
         data: The bytes.
         kind: The type of message that is expected.
-        check: Raises an error if the message cannot be used. It is called before the tensors are made that were
-            shortened, since few bytes may stand for many zeros; they stand on the device ``meta``.
+        check: Raises a ConfigurationError if the message cannot be used. It is called before the tensors are made that
+            were shortened, since few bytes may stand for many zeros; they stand on the device ``meta``.
 
     Raises:
         MessageError: They are no such message: another type or version, or broken off.
     """
-    makers: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "frozenset": frozenset, "set": set}
+    makers: Any = {"tuple": tuple, "frozenset": frozenset, "set": set}
     tensors = dict[str, Tensor]()
 
     def whole(value: Any, make: Callable[..., Tensor] = _whole) -> Any:
@@ -245,7 +248,7 @@ def decode(data: bytes, kind: type[Kind], check: Callable[[Kind], None] | None =
         if check is not None:
             check(kind(**{each.name: whole(content[each.name], _outline) for each in fields(kind)}))
         return kind(**{each.name: whole(content[each.name]) for each in fields(kind)})
-    except MessageError:
+    except ConfigurationError:
         raise
     except Exception as error:  # whatever a stranger sends
         raise MessageError(f"no message of this kind ({type(error).__name__})") from None

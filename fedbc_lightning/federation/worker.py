@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.federation.agreement import EVALUATED
@@ -16,7 +15,7 @@ def take_start(federation: Federation, start: RoundStart) -> None:
     """Let the federation of a worker take over what the server has sent to all clients of a round."""
     server = federation.server
     server.values |= {name: value.to(federation.user.device) for name, value in start.server.items()}
-    server.round = start.round
+    server.round, server.sampled, server.ids = start.round, start.sampled, start.ids
     federation.load_global()
     federation.user.shim.set(training=True)
 
@@ -34,10 +33,9 @@ def _take_down(federation: Federation, down: Down) -> None:
 
 def work(federation: Federation, down: Down) -> Up:
     """Train clients as a message asks for."""
-    store, federation.server.ids, written = federation.clients, down.clients, list[str]()
+    store, written = federation.clients, list[str]()
     _take_down(federation, down)
-    less: dict[str, Any] = {"epochs": None, "steps": None, **(down.local or {})}
-    local = None if down.local is None else replace(federation.local, **less)
+    local = None if down.local is None else replace(federation.local, **down.local)
     cohort = federation.make_cohort(down.clients, down.positions, local)
     for _ in federation.noting_writes(map(federation.train_clients, [cohort]), len(down.clients), written):
         pass

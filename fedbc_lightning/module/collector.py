@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides, own_base
+from fedbc_lightning.core.metric_names import are_names
 from fedbc_lightning.core.private_lightning import forward_value, sizes_in
 
 # NumPy's scalars have the bits of torch's operations on scalar tensors, which cost 3 us where these cost 1 us
@@ -39,8 +40,17 @@ def plain_name(name: str) -> str:
 
 
 def by_plain_name(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a module has logged by :func:`plain_name`; a line names those of which one alone can be kept."""
+    """Return what a module has logged by :func:`plain_name`; a line names those of which one alone can be kept.
+
+    Raises:
+        ConfigurationError: No table can hold a name, or there are too many.
+    """
     found = {plain_name(name): value for name, value in logged.items()}
+    if not are_names(found):
+        raise ConfigurationError(
+            f"self.log: got names such as {max(found, key=len)[:40]!r}; give at most 10,000, each a text of at most "
+            "1,000 characters without NUL and halves of pairs (surrogates)."
+        )
     if len(found) < len(logged):
         names = [name for name in logged if [*map(plain_name, logged)].count(plain_name(name)) > 1]
         _cache.warn(

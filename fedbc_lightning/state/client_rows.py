@@ -42,10 +42,6 @@ class RowStorage:
         """Return a copy of one client's committed row; with ``staged=True``, the row that the next round will see."""
         raise NotImplementedError
 
-    def stamp(self, name: str, client: int) -> object:
-        """Return an object that is another one after another row was staged for a client."""
-        raise NotImplementedError
-
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, ...), committed or staged."""
         rows = [self.read(name, client, staged=staged) for client in clients]

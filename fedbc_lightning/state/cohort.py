@@ -102,8 +102,8 @@ class Cohort:
         taken_after: The epochs and steps of each client including this round's; empty before local training, and if
             the schedules begin anew in every round.
         messages: Further messages of the clients to the server callbacks, by name, (K, ...).
-        valid: (K,) bool; False if a client's result is not finite, but for buffers as it started with, such as the -inf
-            of a mask. Such a client gets weight 0 and keeps its state.
+        valid: (K,) bool; False if a client's result, or ‖w_i‖, is not finite, but for buffers as it started with, such
+            as the -inf of a mask. Such a client gets weight 0 and keeps its state.
         start: The models (d,), (d + b,) or (K, ...) that local training starts from.
         records: One dict per client that becomes its row in ``clients.csv``.
     """
@@ -168,7 +168,7 @@ class Cohort:
         self.w, self.buffers, self.counters = result.w, result.buffers, result.counters
         self.steps, self.losses, self.step_size = result.steps, result.losses, result.step_size
         self.kept = result.kept
-        self.require_finite(self.w)
+        self.require_finite(torch.linalg.vector_norm(self.w, dim=1))  # no mean with 3e38 is of use
         buffers = self.start[..., self.w.shape[1] :] if self.start_buffers is None else self.start_buffers
         self.require_finite(self.buffers, buffers)
         self.require_finite(result.kept, self.start_kept)

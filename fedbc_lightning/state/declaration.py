@@ -318,6 +318,7 @@ class ClientStore:
         row_bytes: Bytes that the vectors of one client take where they are kept, without tables.
         names: Names of all declared client state.
         scalar_names: Names of the declared per-client scalars.
+        vector_names: Names of all others.
         file_rows: The storage of the vectors if they lie in ``clients.bin``, else None.
     """
 
@@ -348,6 +349,7 @@ class ClientStore:
         self.storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
         self._storage = {name: storage for storage in self.storages for name in storage.starts}
         self.names, self.scalar_names = list(self._storage), list(self._scalars.starts)
+        self.vector_names = self.names[len(self.scalar_names) :]
         self.file_rows = self._vectors if isinstance(self._vectors, FileRows) else None
 
     def scalar(self, name: str, *, staged: bool = False) -> Tensor:
@@ -360,7 +362,8 @@ class ClientStore:
 
     def stamp(self, name: str, client: int) -> object:
         """Return an object that is another one after another vector was staged for the client."""
-        return self._storage[name].stamp(name, client)
+        storage: Any = self._storage[name]  # a scalar has none
+        return storage.stamp(name, client)
 
     def start(self, name: str) -> Tensor:
         """Return the row of a client that never trained."""

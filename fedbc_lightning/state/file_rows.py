@@ -241,7 +241,7 @@ class FileRows(RowStorage):
             )
         return row.to(start.dtype)
 
-    def stamp(self, name: str, client: int) -> tuple[int, int]:
+    def stamp(self, name: str, client: int) -> Any:
         """Return the slot and the checksum of the staged row."""
         return self._staged[name].get(client) or self._live[name][client].item()
 

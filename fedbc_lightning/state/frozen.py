@@ -67,8 +67,8 @@ class FrozenParameters:
 
     def __init__(self, module: nn.Module, shapes: set[torch.Size]) -> None:
         self._module, self._shapes = module, shapes
-        self._names = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-        self.mark()
+        self._all = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        self.take_out([])
         self._hashes: dict[str, str] = {}
 
     def mark(self) -> None:
@@ -77,11 +77,10 @@ class FrozenParameters:
         self._sums = self._summed()
 
     def take_out(self, names: Collection[str]) -> list[str]:
-        """Stop to watch the parameters `names`, which travel as buffers; return them in the module's order."""
-        taken = [name for name in self._names if name in names]
-        self._names = [name for name in self._names if name not in names]
+        """Watch all but the parameters `names`, which travel as buffers; return those of them that there are."""
+        self._names = [name for name in self._all if name not in names]
         self.mark()
-        return taken
+        return [name for name in names if name in self._all]
 
     def written(self, *, through_data: bool = False) -> list[str]:
         """Return the names of those that were replaced or written in place, or also ``through_data``."""

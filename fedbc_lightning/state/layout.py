@@ -203,9 +203,8 @@ class ParameterLayout:
         ]
 
         self._module = module
-        self.written: list[str] = []
-        self.changing: list[str] = []
-        self._list_buffers()
+        self._at_start = [*_persistent_buffers(module)]
+        self.take_as_buffers([], [])
         device = order[0].device
         self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
         self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
@@ -215,9 +214,15 @@ class ParameterLayout:
         }
         self._addresses: list[int] = []  # of the parameters' storages, while they are views of the row
 
-    def _list_buffers(self) -> None:
-        written = [_place(self._module, name) for name in self.written]
-        self.places = [*_persistent_buffers(self._module), *written]
+    def take_as_buffers(self, written: Collection[str], changing: Collection[str]) -> None:
+        """Treat frozen parameters that training writes, such as a teacher network's, as buffers.
+
+        Args:
+            written: Names of these parameters, in the order in which training was found to write them.
+            changing: Names of the buffers whose shapes may change.
+        """
+        self.written, self.changing = self.frozen.take_out(dict.fromkeys(written)), [*changing]
+        self.places = [*self._at_start, *(_place(self._module, name) for name in self.written)]
         fixed = [place for place in self.places if place.full_name not in self.changing]
         self._buffers, self._empty = [p for p in fixed if p.shape is not None], [p for p in fixed if p.shape is None]
         self._packed = [p for p in self.places if p.full_name in self.changing]
@@ -227,16 +232,6 @@ class ParameterLayout:
         self.num_counters = sum(buffer.numel() for buffer in self._of_kind(is_floating=False))
         is_wide = any(buffer.dtype == torch.float64 for buffer in floating)
         self.buffer_dtype = torch.float64 if is_wide else self.master_dtype
-
-    def take_as_buffers(self, names: Sequence[str]) -> None:
-        """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
-        self.written = self.written + self.frozen.take_out(names)
-        self._list_buffers()
-
-    def take_as_changing(self, names: Sequence[str]) -> None:
-        """Let the shapes of these buffers change from now on; they have those of the start at present."""
-        self.changing = self.changing + [name for name in names if name not in self.changing]
-        self._list_buffers()
 
     def changed_forms(self) -> list[str]:
         """Return the names of buffers that have another shape or dtype than at the start, and may not."""

@@ -21,6 +21,7 @@ from fedbc_lightning.federation.facts import facts_of
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
 from fedbc_lightning.federation.messages import Down, Measured, MessageHash, RoundStart, Up, decode, encode
+from fedbc_lightning.module.adapter import plain_attributes, put_plain_attributes
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
 from fedbc_lightning.run.identity import Identity, settings_of
@@ -87,11 +88,12 @@ class ClientRound(RunView):
         with kept_from_start_hooks(run.federation, is_resumed=False):
             hooks.call("on_fit_start")
             hooks.call("on_train_start")
-        frozen = run.federation.layout.frozen
-        self._frozen, self._hashes = frozen.copies(), frozen.hashes()
+        layout = run.federation.layout
+        self._initial, self._frozen, self._hashes = layout.weights(), layout.frozen.copies(), layout.frozen.hashes()
+        self._form, self._attributes = form(run.federation, self._hashes), plain_attributes(model)
         self.rows: MutableMapping[str, bytes] = {}
         self._round: RoundStart | None = None
-        self._decoded: tuple[bytes, RoundStart, MessageHash] | None = None
+        self._decoded: tuple = (b"",)
 
     def work(self, start: RoundStart, down: Down) -> Up | Measured:
         """Train the clients of a message, or evaluate the global model and own models of theirs.
@@ -117,17 +119,16 @@ class ClientRound(RunView):
         assert run is not None
         if start is not self._round:
             self._begin(start)
-        down = rows_before(self.rows, federation.clients, start.form, down)
+        down = rows_before(self.rows, federation.clients, self._form, down)
         if start.task == "evaluate":
             return worker.evaluate(federation, run.evaluator, run.splits, start, down)
         up = worker.work(federation, down)
         if up.written:
             federation.layout.frozen.put_back(self._frozen)
-        return keep_rows(self.rows, start, down, up) if down.taken else up
+        return keep_rows(self.rows, self._form, start.round, down, up) if down.taken else up
 
     def _begin(self, start: RoundStart) -> None:
         """Begin a round or an evaluation; if it is refused, so is every message of it."""
-        self._round = None
         federation, progress = self.federation, self.progress
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
@@ -142,8 +143,13 @@ class ClientRound(RunView):
         self._round = None  # what is refused may have changed buffers: the next message begins its round anew
         federation, layout = self.federation, self.federation.layout
         check_start(start, federation)
-        federation.take_as_changing([name for name in start.changing if name not in layout.changing])
-        federation.take_as_buffers([name for name in start.written if name not in layout.written])
+        form_here = start.round >= self.progress.current_round, layout.written, layout.changing
+        # Else it is a message of another run, or of one whose clients have found more that training writes.
+        if (True, start.written, start.changing) != form_here:
+            federation.begin_anew(self._initial, self._frozen)
+            put_plain_attributes(federation.user.module, self._attributes, are_all=True)
+            federation.take_as_changing(start.changing)
+            federation.take_as_buffers(start.written)
         check_values(start, federation, form(federation, self._hashes))
         federation.take_engine(*start.engine)  # after the rest, so that it is never that of another run
 
@@ -153,7 +159,7 @@ class ClientRound(RunView):
             asked = decode(down, Down, partial(check_down, federation=self.federation, task=None))
             return encode(facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
-        if self._decoded is None or start != self._decoded[0]:
+        if start != self._decoded[0]:
             self._decoded = start, decode(start, RoundStart, self._agree), MessageHash(start)
         _, begun, started = self._decoded
         asked = decode(down, Down, partial(check_down, federation=self.federation, task=begun.task))

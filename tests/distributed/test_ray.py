@@ -25,12 +25,10 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from fedbc_lightning import FedAvg, FedBC
-from fedbc_lightning.algorithms import SCAFFOLD, Ditto
+from fedbc_lightning.algorithms import SCAFFOLD
 from fedbc_lightning.core.errors import ConfigurationError, notes_of
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.ray_backend import Ray
-from fedbc_lightning.federation.coding import Codecs
-from fedbc_lightning.server.codecs import TopK
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.distributed
@@ -107,7 +105,7 @@ def fit(root, backend, algorithm, ckpt_path=None, model=Dropping, **options):
 
 def state(trainer):
     store, folder = trainer.clients, trainer.log_dir
-    rows = {name: [store.vector(name, k) for k in range(6)] for name in store.names if name not in store.scalar_names}
+    rows = {name: [store.vector(name, k) for k in range(6)] for name in store.vector_names}
     tables = {name: without_times(read_csv(f"{folder}/{name}.csv")) for name in ("metrics", "evaluation")}
     return {"server": trainer.server.values, "rows": rows, "tables": tables} | {
         name: store.scalar(name) for name in store.scalar_names
@@ -116,10 +114,7 @@ def state(trainer):
 
 METHODS = {
     "FedBC": (FedBC, {"dual_lr": 0.1}, {}),
-    "FedAvg": (FedAvg, {}, {}),
     "SCAFFOLD": (SCAFFOLD, {}, {}),
-    "Ditto": (Ditto, {}, {}),
-    "TopK": (FedAvg, {}, {"codec": Codecs(up=TopK(0.2))}),
     "vectorized": (FedBC, {"dual_lr": 0.1}, {"engine": "vectorized", "model": Linear}),
 }
 

@@ -1,4 +1,4 @@
-"""A backend whose workers share nothing with the server but messages, all in this process."""
+"""Backends whose workers share nothing with the server but messages, all in this process; they outlive a run."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ class RowsStay(Backend):
         self.places = {} if places is None else places
 
     def open(self, make_worker: Callable[[], Worker]) -> None:
-        self._make, self._workers = copy.deepcopy(make_worker), dict[int, Worker]()
+        self._make, self._workers = copy.deepcopy(make_worker), getattr(self, "_workers", dict[int, Worker]())
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         for index, ask in enumerate(asks):
@@ -45,7 +45,7 @@ class MessagesOnly(Backend):
         self.num_workers = num_workers
 
     def open(self, make_worker: Callable[[], Worker]) -> None:
-        self._make, self._workers = copy.deepcopy(make_worker), list[Worker]()
+        self._make, self._workers = copy.deepcopy(make_worker), getattr(self, "_workers", list[Worker]())
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         if not self._workers:

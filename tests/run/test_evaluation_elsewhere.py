@@ -6,31 +6,69 @@ import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly, RowsStay
-from helpers.modules_with_more import BestSoFar
+from helpers.modules_with_more import Bank, BestSoFar, Teacher
 from lightning.pytorch import Callback
 from torch import nn
 
-from fedbc_lightning import FedAvg
+from fedbc_lightning import FedAvg, Privacy
 from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
 from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Measured, decode, encode
+from fedbc_lightning.federation.participation import Stragglers
+
+LONG = "x" * 300 + "\t%"
 
 
 class Drawing(BoringModel):
-    """Its step for evaluation draws random numbers, logs NaN at some clients, and shows a batch to the logger."""
+    """Logs under any name; its step for evaluation draws, logs NaN at some clients, and shows a batch to the logger."""
 
     def __init__(self, lr=0.1):
         super().__init__(lr)
         self.net = nn.Sequential(self.net, nn.Linear(3, 3))
 
+    def training_step(self, batch, batch_idx):
+        self.log(LONG, batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
     def test_step(self, batch, batch_idx):
         super().test_step((batch[0] + torch.rand_like(batch[0]), batch[1]), batch_idx)
-        self.log("test_rare", float("nan") if len(batch[1]) < 10 else batch[0].mean())
+        self.log(LONG, float("nan") if len(batch[1]) < 10 else batch[0].mean())
         if self.logger is not None:
             self.logger.experiment.add_text("batch", str(len(batch[1])))
 
     validation_step = test_step
+
+
+class InStages(Teacher):
+    """Training writes a teacher, and from round 2 on another frozen parameter; a hook changes an attribute then."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.early, self.scale = nn.Parameter(torch.ones(3), requires_grad=False), 1.0
+
+    def on_round_start(self):
+        if self.trainer.current_round == 2:
+            self.scale = 0.5
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_round > 1:
+            self.early.add_(0.1)
+        return super().training_step(batch, batch_idx) * self.scale * self.early.mean()
+
+
+class Telling(FedAvg):
+    """Its clients tell who takes part, as True and False and by numbers below 0."""
+
+    def declare_state(self, state):
+        super().declare_state(state)
+        state.client_message("is_last", "column")
+        state.client_message("missing", "column")
+
+    def client_update(self, engine, cohort, server):
+        super().client_update(engine, cohort, server)
+        cohort.record("is_last", torch.tensor([server.ids[-1:] == [client] for client in cohort.ids]))
+        cohort.record("missing", torch.full((len(cohort),), len(server.ids) - len(server.sampled)))
 
 
 class Swaps(Callback):
@@ -71,17 +109,28 @@ CASES = {
     "swapped": (BoringModel, APFL, {"callbacks": [Swaps()]}),
     "collected": (Drawing, FedAvg, {"callbacks": [Collects()]}),
     "vectorized": (Linear, FedAvg, {"engine": "vectorized"}),
+    "in stages": (InStages, FedAvg, {}),
+    "in stages, own": (InStages, Ditto, {"buffers": "local"}),
+    "told": (Drawing, Telling, {"stragglers": Stragglers(dropout=0.4)}),
+    "told in private": (
+        Linear,
+        lambda: Telling("uniform"),
+        {"privacy": Privacy(0.5, noise_multiplier=0.7, delta=1e-3)},
+    ),
+    "bank": (Bank, FedAvg, {"buffers": "local", "clients_per_round": 6}),
 }
-STAY = {"own buffers", "own model", "kept head"}
+STAY = {"own buffers", "own model", "kept head", "in stages, own"}
 """Cases in which vectors stay with the clients."""
 
 
 def tables(root, name, backend):
+    """Elsewhere, the workers have trained for another run before, and the run is resumed."""
     model, method, options = CASES[name]
     data = BoringData(500, heldout_clients=0.34 * (name == "held out"), val_fraction=0.25 * (model is Drawing))
-    for rounds in (2, 3):  # it is resumed once
-        trainer = make_trainer(root, backend=backend, logger=True, **{"max_rounds": rounds, **copy.deepcopy(options)})
-        trainer.fit(make_model(model), data, method(), "last" if rounds == 3 else None)
+    for folder, rounds in (("other", 2), ("run", 2), ("run", 3))[2 * (backend is None) :]:
+        given = {"max_rounds": rounds, "logger": True, "backend": backend}
+        trainer = make_trainer(root / folder, **given, **copy.deepcopy(options))
+        trainer.fit(make_model(model), data, method(), "last" if rounds == 3 and backend else None)
     found = {table: read_csv(f"{trainer.log_dir}/{table}.csv") for table in ("metrics", "clients", "evaluation")}
     own = ("hash_down", "hash_up", TAKEN)
     return {k: without_times([{n: row[n] for n in row if n not in own} for row in v]) for k, v in found.items()}
