@@ -341,6 +341,7 @@ class Federation:
         received = self.channel.broadcast(server)
         for cohort in (self.train_elsewhere or self._train_here)(participants, received, written):
             self.take(cohort, sums)
+            cohort.write_back(self.clients)
             records.extend(zip(cohort.positions, cohort.records, strict=True))
             if counters.numel() and cohort.valid.any():
                 # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
@@ -408,7 +409,7 @@ class Federation:
         self.channel.send(cohort, server)
 
     def take(self, cohort: Cohort, sums: Sums) -> None:
-        """Do the server's half with what a cohort has sent: stage its scalars, and add it to the sums of the round."""
+        """Do the server's half with what a cohort has sent: work out its scalars, and add it to the round's sums."""
         self.channel.read(cohort, self.server)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
@@ -418,7 +419,6 @@ class Federation:
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
             cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort[name]))
-        cohort.write_back(self.clients)
 
     def sizes(self, clients: list[int]) -> list[int]:
         """Return the numbers of training samples of clients."""

@@ -130,6 +130,6 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
         start_seconds=start_seconds, evaluation_seconds=evaluation_seconds, num_evaluations=num_evaluations,
         bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, simulated_seconds=drawn.simulated_seconds,
-        memory=totals.memory(run, drawn, tables, is_measured=bool(timer.whole_seconds)),
+        memory=totals.memory(run, drawn, tables),
         disk=totals.disk(run, drawn, tables, empty, num_evaluations),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.measurement import Measurement, Task
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.federation.participation import deal
+from fedbc_lightning.server import Sums
 
 MAX_EVALUATION_SECONDS = 1.5
 """Time limit for evaluating clients, per split and kind of model; the rest is estimated by numbers of samples."""
@@ -120,13 +121,12 @@ class RoundTimer:
         num_processes: Number of processes that will train.
 
     Attributes:
-        whole_seconds: Seconds of a whole round; 0 if none was run because it would take too long.
         table_bytes: Bytes of a row of the clients' tables, which have a row per batch; 0 if there are no tables.
     """
 
     def __init__(self, federation: Federation, seed: int, num_processes: int) -> None:
         self._federation, self._seed, self._num_processes = federation, seed, num_processes
-        self.whole_seconds, self.table_bytes = 0.0, 0
+        self.table_bytes = 0
 
     def time(self, rounds: Sequence[PlannedRound]) -> float:
         """Return the mean seconds of the given rounds, without evaluation."""
@@ -137,7 +137,7 @@ class RoundTimer:
         self._begin(number, first)
         cost = self._measure(first)
         predicted = cost.of(first, 1)
-        measured = self.whole_seconds = self._take_rounds(number, predicted)
+        measured = self._take_rounds(number, predicted)
         self._federation.load_global()
         # What a whole round takes beyond its clients' steps is the server's, which processes do not share.
         rest, scale = max(measured - predicted, 0.0), min(measured / predicted, 1.0) if measured and predicted else 1.0
@@ -150,6 +150,7 @@ class RoundTimer:
         recorder.record_after = {"single": 2, "mapped": 2}  # most steps of a long run are recorded
         groups = engine.group(range(len(round.ids)), round.steps, ())
         ids = [round.ids[p] for p in max(groups, key=len)]
+        self._sums = Sums(engine.bench.user.device)
         try:
             first, num_steps = self._timed(ids, 2)
             if first > SLOW_STEPS:  # this may include making the data
@@ -159,6 +160,7 @@ class RoundTimer:
             turns = [(self._timed(ids, 1), self._timed(ids, NUM_STEPS)) for _ in range(NUM_TIMINGS)]
         finally:
             engine.bench.local = asked
+            del self._sums  # a whole round has its own
         (short, few), (long, many) = (min(column) for column in zip(*turns, strict=True))
         if many == few:  # some methods take as many steps as they like
             return Cost(0.0, short / few)
@@ -177,17 +179,18 @@ class RoundTimer:
 
     def _begin(self, number: int, round: PlannedRound) -> None:
         server = self._federation.server
-        server.round, server.ids, server.metrics = number, round.ids, {}
+        server.round, server.sampled, server.ids, server.metrics = number, round.sampled, round.ids, {}
         self._federation.user.shim.set(training=True)
         self._federation.start_local_steps(number, self._federation.engine.bench)
 
     def _train(self, ids: list[int]) -> list[int]:
-        """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""
+        """Do all that a round does for these clients, keep nothing of it, and return their numbers of steps."""
         federation, server, engine = self._federation, self._federation.server, self._federation.engine
-        cohort = federation.make_cohort(ids, [server.ids.index(client) for client in ids])
+        cohort = federation.make_cohort(ids, [server.sampled.index(client) for client in ids])
         if len(ids) == 1:
             cohort.local = engine.bench.local  # so that a method's second training takes its part of the steps, too
-        federation.algorithm.client_update(engine, cohort, server)
+        federation.train_clients(cohort)
+        federation.take(cohort, self._sums)
         tables = federation.declaration.table_names
         if tables and not self.table_bytes:
             num_batches = int(federation.datamodule.num_batches()[ids].sum())

@@ -11,7 +11,6 @@ import torch
 
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 from fedbc_lightning.core.machine import peak_memory
-from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.federation.federation import Federation, PlannedRound
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.run import Run
@@ -101,14 +100,13 @@ def table_rows_bytes(run: Run, drawn: Drawn, row_bytes: int) -> int:
     return round_up(drawn.num_touched * (per_client + len(run.federation.declaration.table_names) * BYTES_OF_TENSOR))
 
 
-def memory(run: Run, drawn: Drawn, tables: int, *, is_measured: bool) -> dict[str, int]:
-    """Return the bytes that this process held at its peak, and those that a run adds, by description.
+def memory(run: Run, drawn: Drawn, tables: int) -> dict[str, int]:
+    """Return the bytes that this process held when it trained a cohort, and those that a run adds, by description.
 
     Args:
         run: Run that has been set up.
         drawn: Totals over its rounds.
         tables: Bytes of the clients' tables.
-        is_measured: Whether a whole round has been run, so that the peak contains the matrices of a cohort.
     """
     federation = run.federation
     memory = {"now, at its peak": peak_memory()}
@@ -116,10 +114,6 @@ def memory(run: Run, drawn: Drawn, tables: int, *, is_measured: bool) -> dict[st
     rows = num_rows * federation.clients.row_bytes + tables
     if rows:
         memory["clients' rows, and their copy for the checkpoint"] = 2 * rows
-    if not is_measured:
-        width = max((len(round.ids) for round in drawn.first), default=0)
-        engine = federation.engine
-        memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.bench.row.nbytes
     if run.user.device.type == "cuda":
         memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(run.user.device)
     return memory
