@@ -91,13 +91,14 @@ def one_line_of(message: str, keys: Iterable[str], bases: Mapping[str, type], wo
         said = unknown_key(key, known)
     elif match := _STRAY_WORD.match(message):
         return _stray_word(match[1], known)
-    elif wrong := next(filter(_near_form, re.findall(r"'(\w+)':", value or "")), None):
-        key = f"{path}.{wrong}"
+    elif other := next(filter(_near_form, re.findall(r"'(\w+)':", value or "")), None):
+        key = f"{path}.{other}"
         said = unknown_key(key, known)
     else:
         said, named = _about_value(message, path, value, bases), _CLASS_PATH.findall(value or "")
-        if named and place_of_key(f"{path}.class_path", words):
-            key, value = f"{path}.class_path", next(filter(why_no_import, named), named[0])
+        wrong = next((name for name in named if name in said or ("." in name and why_no_import(name))), None)
+        if wrong and place_of_key(path, words):
+            key, value = f"{path}.class_path", wrong
     place = place_of_key(key, words, value) if key else None
     return f"{place}: {said}" if place else said
 

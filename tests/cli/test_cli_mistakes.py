@@ -49,6 +49,7 @@ MISTAKES = {
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",
     f"{FIT} --model unnamed.Net": "unnamed.py, line 2: NameError: name 'lr' is not defined\n",
     f"{FIT} --trainer.callbacks unclosed.Stop": "callbacks: cannot import it: ",
+    f"{FIT} --algorithm FedBC": "error: algorithm: FedBC needs dual_lr: give --algorithm.dual_lr ...",
     f"{FIT} --config needing.yaml": "needing.py, line 1: ModuleNotFoundError: No module named 'nowhere'\n",
     f"{FIT} --trainer.codec.up TopK": "trainer.codec.up: TopK needs fraction: give --trainer.codec.up.fraction ...",
     # checkpoints
@@ -100,12 +101,13 @@ WRONG = {
     "# mine\ntrainer:\n  max_rounds: 3\n\n  local_epoch: 2\n": "line 5: unknown key 'trainer.local_epoch'",
     "trainer:\n  local_epochs: 1\n  max_rounds: many\n": "line 3: trainer.max_rounds: got 'many'",
     FEDBC: "line 5: unknown key 'algorithm.dual_ir'",
+    "algorithm:\n  class_path: fedbc_lightning.FedB\n": "line 2: algorithm: cannot import it: module",
     "trainer: {max_rounds: 3}\n\nmodle:\n  class_path: M\n": "line 3: unknown key 'modle': did you mean --model",
 }
 
 
 @pytest.mark.parametrize("others", [(), ("other.yaml",)], ids=["last", "between"])
-@pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=["key", "value", "argument", "section"])
+@pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=["key", "value", "argument", "class", "section"])
 def test_the_line_of_a_mistake_in_layered_configs(project, text, said, others, capsys):
     Path("mine.yaml").write_text(text)
     Path("other.yaml").write_text("trainer:\n  max_rounds: 3\n")
