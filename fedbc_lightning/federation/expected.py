@@ -147,9 +147,10 @@ def check_start(start: RoundStart, federation: Federation) -> None:
         "task": ("train", "evaluate"), "round": int, "grad_scale": _is_scale, "hooks": named(hooks, hooks),
         "engine": tuple([kind, is_by_rule] for kind in get_args(Kind) for is_by_rule in (True, False)),
         "learning_rates": None if rates is None else each(NUMBER, len(rates)),
-        "sampled": each(_one_of(range(POOLED, 2**63))), "ids": each(_one_of(start.sampled)),
+        "sampled": each(_one_of(range(POOLED, 2**63))),
         "written": each(_one_of(_buffers(federation, ()))), "changing": each(_one_of(_buffers(federation, places))),
     })  # fmt: skip
+    _check(start, {"ids": each(_one_of({*start.sampled}))})
 
 
 def check_values(start: RoundStart, federation: Federation, form: str) -> None:
