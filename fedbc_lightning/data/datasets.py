@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -233,7 +232,6 @@ def is_gathered(kind: type) -> bool:
     return issubclass(kind, ArrayDataset) and _reads_items_as(kind, ArrayDataset)
 
 
-@cache
 def _reads_items_as(kind: type, base: type) -> bool:
     methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch", "rows", "gather", "finish")
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, count, repeat
 from typing import Any, TypeVar
 
@@ -107,7 +108,7 @@ class ClientLoader:
         """Number of samples of the data set, those of a dropped last batch included."""
         return self.sampler.num_samples
 
-    @property
+    @cached_property
     def gathers(self) -> bool:
         """Whether batches are gathered from tensors in memory."""
         # A collate_fn takes a list of samples, which the gathered rows are not.

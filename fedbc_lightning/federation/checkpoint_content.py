@@ -59,7 +59,7 @@ def module_state_of(
     """
     server, layout = federation.server, federation.layout
     model, counters, kept = ClientModel(server.model, server["counters"], server.kept) if own is None else own
-    z, buffers = model.split([layout.num_parameters, layout.num_buffers])
+    z, buffers = model.tensor_split([layout.num_parameters])
     left_out = {*layout.changing, *(() if with_frozen else layout.large_frozen())}
     whole = federation.user.module.state_dict()
     # An extra state (``get_extra_state``) may be any value.

@@ -60,6 +60,7 @@ class Proximal:
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
         self.center = center
         self.coefficient = coefficient
+        self._space: Tensor | None = None  # for w - z of a small model, kept from step to step
 
     @property
     def coefficient(self) -> Tensor:
@@ -80,12 +81,15 @@ class Proximal:
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """Add ``c (w - z)`` to ``grad`` (K, d), in place."""
-        # Two kernels and nothing else, because this runs in every step, which takes 100 us for a small model.
-        if w.numel() <= VALUES_AT_ONCE:
-            grad.addcmul_(self._coefficient, w - self.center)
-        else:
-            for part, x, center, factor in pieces(grad, w, self.center, self._coefficient.expand(-1, w.shape[-1])):
+        if w.numel() > VALUES_AT_ONCE:
+            for part, x, center, factor in pieces(grad, w, self.center.expand_as(w), self._coefficient.expand_as(w)):
                 part.addcmul_(factor, x - center)
+            return
+        if self._space is None:
+            self._space = torch.empty_like(w, dtype=self.center.dtype)
+        # Two kernels and no new memory, because this runs in every step, which takes 100 us for a small model.
+        torch.sub(w, self.center, out=self._space)
+        grad.addcmul_(self._coefficient, self._space)
 
     def value(self, w: Tensor) -> Tensor:
         """Return ``c/2 ||w - z||^2``, (K,)."""

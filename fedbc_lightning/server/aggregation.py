@@ -82,7 +82,7 @@ class WeightedAverage(ServerCallback):
             server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"].div_(total))
         else:
             models = sums.rows("model")
-            updates, buffers = models.split([server.z.numel(), models.shape[1] - server.z.numel()], dim=1)
+            updates, buffers = models.tensor_split([server.z.numel()], dim=1)
             weights = torch.tensor([record["weight"] for record in server.valid_records], dtype=torch.float64)
             updates -= server.z
             step, buffers = self.rule.aggregate(updates, weights, buffers, server)

@@ -69,8 +69,9 @@ class ControlVariates(MessageSum):
         # (groups of rate 0, layers that no step moved) the quotient says nothing, and c_i stays.
         moved = cohort.num_steps.to(cohort.w)[:, None] * cohort.step_size
         control = torch.empty_like(cohort.w)
-        vectors = control, cohort["control"], server["control"], server.z, cohort.w, moved.expand_as(control)
-        for new, own, c, z, w, factor in pieces(*vectors):
+        for new, own, c, z, w, factor in pieces(
+            control, cohort["control"], server["control"], server.z, cohort.w, moved.expand_as(control)
+        ):
             torch.where(factor > 0, own - c + (z - w) / factor, own, out=new)
         return control
 

@@ -254,7 +254,7 @@ class ServerState:
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
         check_tensor("server.stage_model(...)", model, self.model.shape)
-        z, buffers = model.split([self.z.numel(), model.numel() - self.z.numel()])
+        z, buffers = model.tensor_split([self.z.numel()])
         self.stage("z", z)
         if self.buffer_policy != "global":
             self.stage("buffers", buffers)
