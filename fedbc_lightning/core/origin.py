@@ -116,8 +116,8 @@ def _imported_files(tree: ast.AST, package: str) -> dict[Path, str]:
                 names += [name, *(f"{name}.{alias.name}" for alias in node.names)]
     found = dict[Path, str]()
     for name in names:
-        with suppress(ImportError, ValueError):
-            # The packages above a module are imported to find it, so those of others are not asked.
+        # The packages above a module are imported to find it, and may raise anything; those of others are not asked.
+        with suppress(Exception):
             top = find_spec(name.partition(".")[0])
             spec = find_spec(name) if top is not None and _is_users_file(top.origin or "") else None
             if spec is not None and spec.origin and spec.origin.endswith(".py") and _is_users_file(spec.origin):

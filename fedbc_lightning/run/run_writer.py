@@ -226,8 +226,9 @@ class Recorder:
         shown: dict[str, Any] = {name: clients.scalar(name).numpy()[trained] for name in clients.scalar_names}
         shown |= {name: list(of_clients.values()) for name, of_clients in evaluation.clients.items()}
         for name, numbers in shown.items():
-            with suppress(ValueError):  # NumPy cannot bin e.g. NaN, which must not end the run
-                logger.experiment.add_histogram(f"{BY_CLIENT}/{name}", np.array(numbers), round)
+            values = np.array(numbers)[np.isfinite(numbers)]  # others cannot be binned, such as NaN
+            if len(values):
+                logger.experiment.add_histogram(f"{BY_CLIENT}/{name}", values, round)
 
     def _show_settings(self, logger: TensorBoardLogger) -> None:
         """Show settings and ``config.yaml``, where the command line has written one, in the tabs HPARAMS and TEXT."""
