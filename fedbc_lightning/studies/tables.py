@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
-from scipy.stats import binomtest
 
 from fedbc_lightning.core.text import markdown_line, printable
 from fedbc_lightning.studies.conclusions import Readings, by_holm, judge, verdict
 from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.results import AXES, StudyRecord
-from fedbc_lightning.studies.statistics import ROUNDS, criterion, holm, summarise
+from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
@@ -163,31 +162,24 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Row
 
     A cell is the median cost over the seeds, with the least and the most, up to the first round after which the value
     was measured, and in how many seeds that is less, and more, than the reference's. A run that never reaches the value
-    costs more than any number: left out, it would flatter who gets there in lucky seeds alone. In bold is what is
-    cheaper by the exact sign test over the seeds of unequal costs, corrected by Holm for all comparisons of the table.
+    costs more than any number: left out, it would flatter who gets there in lucky seeds alone. No winner is called.
 
     Args:
         study: The study.
         curves: Its curves, from :attr:`~fedbc_lightning.studies.results.StudyRecord.curves`.
     """
     for metric, targets in study.targets.items() if not curves.empty else ():
-        is_low = study.is_lower_better(metric)
-        goals = [f"{'≤' if is_low else '≥'} {f'{100 * value:g} %' if is_share(metric) else f'{value:g}'}"
-                 for value in targets]  # fmt: skip
-        cells = pd.DataFrame(
-            (f"{variant}: {method.name}".removeprefix("all: "), method.name != study.reference_name,
-             *_cell(study, costs, variant, method.name))
-            for variant in study.variants for method in study.methods
-            for costs in (_costs(study, curves, metric, value) for value in targets)
-        ).set_axis(["name", "is_other", "text", "p", "is_less"], axis="columns")  # fmt: skip
-        corrected = holm(cells.loc[cells["is_other"], "p"]).reindex(cells.index)
-        is_bold = cells["is_less"] & (corrected <= 1 - study.confidence)
-        cells["text"] = cells["text"].mask(is_bold, "**" + cells["text"] + "**")
-        seeds = f"median [least, most] over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else "one seed"
-        pairs = f", and pairs with {study.reference_name} (bold: cheaper by sign test, corrected by Holm)"
-        text = f"{AXES[study.axis]} until {metric} first reaches a value; {seeds}{pairs * (len(study.methods) > 1)}"
-        rows = [[str(name), *texts] for name, texts in cells.groupby("name", sort=False)["text"]]
-        yield f"{text}; rounds are those evaluated", [["", *goals], *rows]
+        sign = "≤" if study.is_lower_better(metric) else "≥"
+        goals = [f"{100 * value:g} %" if is_share(metric) else f"{value:g}" for value in targets]
+        rows: Rows = [["", *(f"{sign} {goal}" for goal in goals)]]
+        costs = [_costs(study, curves, metric, value) for value in targets]
+        for variant in study.variants:
+            for method in study.methods:
+                name = method.name if list(study.variants) == ["all"] else f"{variant}: {method.name}"
+                rows.append([name, *(_cell(study, of_goal, variant, method.name) for of_goal in costs)])
+        seeds = f"; median [least, most] over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else ""
+        pairs = f"; pairs are with {study.reference_name} of the same seed" if len(study.methods) > 1 else ""
+        yield f"{AXES[study.axis]} until {metric} first reaches a value{seeds}{pairs}; rounds are those evaluated", rows
 
 
 def _costs(study: Study, curves: pd.DataFrame, metric: str, target: float) -> pd.DataFrame:
@@ -198,20 +190,16 @@ def _costs(study: Study, curves: pd.DataFrame, metric: str, target: float) -> pd
     return found.reindex(columns=[method.name for method in study.methods])
 
 
-def _cell(study: Study, costs: pd.DataFrame, variant: str, name: str) -> tuple[str, float, bool]:
-    """Return the text of a cell, the p-value of its comparison with the reference, and whether it costs less."""
-    costs = costs[costs.index.get_level_values("variant") == variant]
-    own, other, num_seeds = costs[name].dropna(), costs[study.reference_name], len(study.seed_list)
+def _cell(study: Study, costs: pd.DataFrame, variant: str, name: str) -> str:
+    costs = costs[costs.index.get_level_values("variant") == variant].dropna(subset=[name])
+    own, other, num_seeds = costs[name], costs[study.reference_name], len(study.seed_list)
     if own.empty:
-        return "-", math.nan, False
+        return "-"
     least, median, most = map(_cost, (own.min(), own.median(), own.max()))
     text = median if least == most else f"{median} [{least}, {most}]"
     text += f" ({len(own)} of {num_seeds} seeds)" * (len(own) < num_seeds)
-    if name == study.reference_name:
-        return text, math.nan, False
-    less, more = int((costs[name] < other).sum()), int((costs[name] > other).sum())
-    text += f"; less in {less}, more in {more} of {len(costs[[name, study.reference_name]].dropna())} pairs"
-    return text, float(binomtest(less, less + more).pvalue) if less + more else math.nan, less > more
+    counts = f"; less in {(own < other).sum()}, more in {(own > other).sum()} of {other.count()} pairs"
+    return text + counts * (name != study.reference_name)
 
 
 def _cost(value: float) -> str:

@@ -1,6 +1,8 @@
 """``plan`` says beforehand what a run then does, and leaves nothing behind."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.planning import timing, totals
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
+from fedbc_lightning.studies import study_plan
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_plan import plan_run, plan_study, total_seconds
@@ -201,8 +204,20 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys, monkeypatch):
     assert rows["bytes_up"][1] == 7 * plan.bytes_up  # a trial has half of the rounds
     assert (rows["disk"] > 0).all()
     assert (rows["seconds"] > 0).all()
-    assert total_seconds(rows, 2) == pytest.approx(rows["seconds"].sum() / 2)
+    assert total_seconds(rows, 2) == pytest.approx(rows.attrs["once"] + rows["seconds"].sum() / 2)
+    assert rows.attrs["once"] > 2.0, "the command and a process start, and import torch"
     assert not any(Path(folder).exists() for folder in ("studies", "runs"))
+
+
+def test_what_a_study_takes_beside_the_steps_of_its_runs(study, monkeypatch):
+    """By two short runs: of one round in a process that is new, and of all rounds."""
+    monkeypatch.setattr(study_plan, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    plan = plan_run(study.run("E=1", study.methods[0], 0))
+    plan = replace(plan, round_seconds=0.5, evaluation_seconds=0.0, start_seconds=0.25, max_rounds=2)
+    monkeypatch.setattr(study_plan, "_times", lambda *_: [time.time(), time.time() + 9, time.time() + 12])
+    assert study_plan.beside_steps(study, plan) == pytest.approx((6.5, 1.75), abs=0.2)
+    monkeypatch.setattr(study_plan, "_times", lambda runs, _: [time.time()] if not runs else 1 / 0)
+    assert study_plan.beside_steps(study, replace(plan, round_seconds=60.0))[1] == 0.0
 
 
 def test_finished_runs_of_a_study_count_for_nothing(study):

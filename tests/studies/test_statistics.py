@@ -221,23 +221,6 @@ def test_costs_are_those_of_the_first_round_that_reached_the_value():
     assert cell == ["FedBC", "1 (1 of 2 seeds); less in 1, more in 0 of 1 pairs"]
 
 
-@pytest.mark.parametrize(("num_seeds", "is_bold"), [(7, False), (8, True)])  # 4 * 2 / 2^8 is below 5 %
-def test_a_cheaper_one_is_named_by_sign_tests_that_are_corrected_for_their_number(num_seeds, is_bold):
-    """FedBC is always sooner at the first value, and one in all seeds but one gets to the second at all."""
-    study = Study(**TARGETS, seeds=num_seeds, variants={"x": {}, "y": {}}, targets={METRIC: [0.5, 0.9]})
-    rows = [
-        (variant, name, seed, k, (0.1, 0.6, 0.95)[k] if seed or k < 2 else 0.6) if name == "FedBC" else
-        (variant, name, seed, k, (0.1, 0.1, 0.6)[k])
-        for variant in ("x", "y") for name in ("FedAvg", "FedBC") for seed in range(num_seeds) for k in range(3)
-    ]  # fmt: skip
-    table = pd.DataFrame(rows, columns=["variant", "algorithm", "seed", "rounds", METRIC])
-    ((_, (_, *found)),) = target_tables(study, table)
-    cell = f"1; less in {num_seeds}, more in 0 of {num_seeds} pairs"
-    assert found[1][:2] == ["x: FedBC", f"**{cell}**" if is_bold else cell]
-    assert found[0][2] == "never"
-    assert f"2 [2, never]; less in {num_seeds - 1}, more in 0 of {num_seeds} pairs" in found[1][2]
-
-
 def test_sampled_clients_are_not_compared_where_time_decides_them(tmp_path):
     (tmp_path / "clients.csv").write_text("round,client\n1,3\n1,0\n")
     assert sampled_clients(RunRecord(tmp_path)) == ((0, 3),)
