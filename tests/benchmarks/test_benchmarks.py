@@ -45,6 +45,7 @@ def only(*names):
         ("engines", "--profile --ways FedBC", r" *[\d.]+ ?%.*"),
         ("cohort_steps", "cnn --clients 2 --seconds 0.01 --turns 1", r"\| cnn \| 2 (\| [\d.]+ \([\d.]+\) ){4}\|"),
         ("evaluation", "--pairs 1 --clients 20 --rounds 3", r"(logistic|MLP)( +[\d.]+){3}   [\d.]+ \(.*\)"),
+        ("large", "MLP --millions 1 --rounds 1", r"MLP +[\d,]+ +.* sizes   plan .*"),
         ("loading", "--data images --clients 2 --batch-size 5 --repeats 2", r" +2 clients  .* for 24 images .*"),
         (
             "many_clients",
