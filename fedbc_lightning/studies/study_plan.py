@@ -61,9 +61,10 @@ def plan_study(study: Study) -> pd.DataFrame:
     logging.disable(logging.INFO)  # each run would say the same about its data; warnings are shown
     try:
         places = [*itertools.product(study.variants, study.methods)]
-        plans = [plan_run(study.run(*place, study.seed_list[0], place[1].first())) for place in places]
+        plans = [plan_run(study.run(variant, m, study.seed_list[0], m.first())) for variant, m in places]
         start, beside = beside_steps(study, plans[0])
-        rows = pd.DataFrame([_row(study, *place, plan, beside) for place, plan in zip(places, plans, strict=True)])
+        pairs = zip(places, plans, strict=True)
+        rows = pd.DataFrame([_row(study, variant, method, plan, beside) for (variant, method), plan in pairs])
         rows.attrs["once"] = once + start + drawing_seconds(study, plans[0].max_rounds)
         return rows
     finally:
@@ -121,7 +122,11 @@ def beside_steps(study: Study, plan: Plan) -> tuple[float, float]:
 def _times(runs: Sequence[Run], threads: int) -> list[float]:
     """Do runs, and return when the first one began and when each ended."""
     torch.set_num_threads(threads)
-    return [time.time(), *(do_if_free(run, 0.0) or time.time() for run in runs)]
+    times = [time.time()]
+    for run in runs:
+        do_if_free(run, 0.0)
+        times.append(time.time())
+    return times
 
 
 def drawing_seconds(study: Study, num_rounds: int) -> float:
