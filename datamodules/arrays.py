@@ -67,10 +67,19 @@ class ArraysDataModule(IndexedDataModule):
     default_test_fraction: ClassVar[float | None] = 0.2
 
     def __init__(
-        self, inputs: Any, targets: Any, clients: Any = None, test_inputs: Any = None, test_targets: Any = None,
-        test_clients: Any = None, transform: nn.Module | Transform | None = None,
-        partitioner: Partitioner | None = None, *, test_fraction: float | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        inputs: Any,
+        targets: Any,
+        clients: Any = None,
+        test_inputs: Any = None,
+        test_targets: Any = None,
+        test_clients: Any = None,
+        transform: nn.Module | Transform | None = None,
+        partitioner: Partitioner | None = None,
+        *,
+        test_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         partitioner = partitioner or (IID(10) if clients is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if (test_inputs is None) != (test_targets is None):

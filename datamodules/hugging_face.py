@@ -72,11 +72,22 @@ class HuggingFaceDataModule(IndexedDataModule):
     default_test_fraction: ClassVar[float | None] = 0.2
 
     def __init__(
-        self, path: str, text: str | None = None, tokenizer: str | None = None,
-        max_length: Annotated[int, at_least(1)] = 128, *, columns: list[str] | None = None, label: str | None = None,
-        client: str | None = None, subset: str | None = None, split: str = "train", test_split: str | None = None,
-        partitioner: Partitioner | None = None, test_fraction: float | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        text: str | None = None,
+        tokenizer: str | None = None,
+        max_length: Annotated[int, at_least(1)] = 128,
+        *,
+        columns: list[str] | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        test_split: str | None = None,
+        partitioner: Partitioner | None = None,
+        test_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(HuggingFaceDataModule, locals(), "data")
         partitioner = partitioner or (IID(10) if client is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)

@@ -77,11 +77,19 @@ class ImageFolderDataModule(IndexedDataModule):
     """
 
     def __init__(
-        self, root: str | Path, partitioner: Partitioner | None = None, image_size: Count | None = None,
-        grayscale: bool = False, augment: bool | nn.Module = False, transform: nn.Module | None = None,
-        mean: tuple[float, ...] = (0.5,), std: tuple[float, ...] = (0.5,), max_memory_gib: NotNegative = 4.0,
-        test: OwnTest = "split", **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path,
+        partitioner: Partitioner | None = None,
+        image_size: Count | None = None,
+        grayscale: bool = False,
+        augment: bool | nn.Module = False,
+        transform: nn.Module | None = None,
+        mean: tuple[float, ...] = (0.5,),
+        std: tuple[float, ...] = (0.5,),
+        max_memory_gib: NotNegative = 4.0,
+        test: OwnTest = "split",
+        **kwargs: Any,
+    ) -> None:
         check_arguments(ImageFolderDataModule, locals(), "data")
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         num_channels = 1 if grayscale else 3

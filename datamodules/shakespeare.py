@@ -137,11 +137,17 @@ class ShakespeareDataModule(IndexedDataModule):
     default_test_fraction: ClassVar[float | None] = 0.2
 
     def __init__(
-        self, path: str | Path, partitioner: Partitioner | None = None, *,
-        targets: Literal["all", "last"] | None = None, sequence_length: Annotated[int, at_least(1)] = 80,
-        stride: Annotated[int, at_least(1)] | None = None, test_fraction: float | None = None,
-        split_order: SplitOrder = "ordered", **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        partitioner: Partitioner | None = None,
+        *,
+        targets: Literal["all", "last"] | None = None,
+        sequence_length: Annotated[int, at_least(1)] = 80,
+        stride: Annotated[int, at_least(1)] | None = None,
+        test_fraction: float | None = None,
+        split_order: SplitOrder = "ordered",
+        **kwargs: Any,
+    ) -> None:
         check_arguments(ShakespeareDataModule, locals(), "data")
         partitioner = partitioner or Natural(min_samples=10)
         super().__init__(partitioner, test_fraction=test_fraction, split_order=split_order, **kwargs)

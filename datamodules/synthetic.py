@@ -59,10 +59,16 @@ class SyntheticDataModule(IndexedDataModule):
     """
 
     def __init__(
-        self, alpha: Annotated[float, at_least(0)] = 0.5, beta: Annotated[float, at_least(0)] = 0.5,
-        num_clients: Annotated[int, at_least(1)] = 30, iid: bool = False, dimension: Annotated[int, at_least(1)] = 60,
-        num_classes: Annotated[int, at_least(2)] = 10, style: Literal["own", "public"] = "own", **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        alpha: Annotated[float, at_least(0)] = 0.5,
+        beta: Annotated[float, at_least(0)] = 0.5,
+        num_clients: Annotated[int, at_least(1)] = 30,
+        iid: bool = False,
+        dimension: Annotated[int, at_least(1)] = 60,
+        num_classes: Annotated[int, at_least(2)] = 10,
+        style: Literal["own", "public"] = "own",
+        **kwargs: Any,
+    ) -> None:
         check_arguments(SyntheticDataModule, locals(), "data")
         super().__init__(Natural(num_clients), **kwargs)
         self.alpha, self.beta, self.iid = alpha, beta, iid
@@ -185,10 +191,15 @@ class SyntheticRegressionDataModule(IndexedDataModule):
     """
 
     def __init__(
-        self, num_clients: Annotated[int, at_least(1)] = 10, samples_per_client: Annotated[int, at_least(1)] = 100,
-        dimension: Annotated[int, at_least(1)] = 1000, *, test_fraction: float | None = 0.5, batch_size: int = 10,
+        self,
+        num_clients: Annotated[int, at_least(1)] = 10,
+        samples_per_client: Annotated[int, at_least(1)] = 100,
+        dimension: Annotated[int, at_least(1)] = 1000,
+        *,
+        test_fraction: float | None = 0.5,
+        batch_size: int = 10,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_arguments(SyntheticRegressionDataModule, locals(), "data")
         super().__init__(Natural(num_clients), test_fraction=test_fraction, batch_size=batch_size, **kwargs)
         self.samples_per_client, self.dimension = samples_per_client, dimension

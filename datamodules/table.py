@@ -84,12 +84,22 @@ class TableDataModule(IndexedDataModule):
     default_test_fraction: ClassVar[float | None] = 0.2
 
     def __init__(
-        self, path: str | Path, target: str, client: str | None = None, *, features: list[str] | None = None,
-        exclude: list[str] | None = None, categorical: list[str] | None = None, test_path: str | Path | None = None,
+        self,
+        path: str | Path,
+        target: str,
+        client: str | None = None,
+        *,
+        features: list[str] | None = None,
+        exclude: list[str] | None = None,
+        categorical: list[str] | None = None,
+        test_path: str | Path | None = None,
         task: Literal["auto", "classification", "regression"] = "auto",
-        missing: Literal["refuse", "drop_rows"] = "refuse", standardize: bool = False,
-        partitioner: Partitioner | None = None, test_fraction: float | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        missing: Literal["refuse", "drop_rows"] = "refuse",
+        standardize: bool = False,
+        partitioner: Partitioner | None = None,
+        test_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(TableDataModule, locals(), "data")
         partitioner = partitioner or (IID(10) if client is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)

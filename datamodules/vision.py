@@ -59,10 +59,15 @@ class VisionDataModule(IndexedDataModule):
     other_way: ClassVar[str] = " (data.test: shared keeps the test images for testing)"
 
     def __init__(
-        self, root: str | Path = "data", partitioner: Partitioner | None = None, download: bool = True,
-        augment: bool | nn.Module | None = None, transform: nn.Module | None = None, test: OwnTest = "split",
+        self,
+        root: str | Path = "data",
+        partitioner: Partitioner | None = None,
+        download: bool = True,
+        augment: bool | nn.Module | None = None,
+        transform: nn.Module | None = None,
+        test: OwnTest = "split",
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_arguments(VisionDataModule, locals(), "data")
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         self.test = test
@@ -258,9 +263,13 @@ class EMNISTDataModule(VisionDataModule):
     std = (0.3317,)
 
     def __init__(
-        self, root: str | Path = "data", split: Split = "byclass", classes: list[int] | None = None,
-        partitioner: Partitioner | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path = "data",
+        split: Split = "byclass",
+        classes: list[int] | None = None,
+        partitioner: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(EMNISTDataModule, locals(), "data")
         super().__init__(root, partitioner, **kwargs)
         self.options = {"split": split}
@@ -358,10 +367,14 @@ class MNISTRobustDataModule(MNISTDataModule):
     other_way = ""
 
     def __init__(
-        self, root: str | Path = "data", num_clients: Annotated[int, at_least(1)] = 10,
-        negated_fraction: Annotated[float, within(0, 1)] | None = None, test_fraction: float = 0.5,
-        download: bool = True, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
+        negated_fraction: Annotated[float, within(0, 1)] | None = None,
+        test_fraction: float = 0.5,
+        download: bool = True,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(MNISTRobustDataModule, locals(), "data")
         if negated_fraction is None:
             # Fed+, section 5.1: 10 % of 10 clients, 20 % of 50
@@ -412,9 +425,13 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
     noisy_classes: np.ndarray
 
     def __init__(
-        self, root: str | Path = "data", num_clients: Annotated[int, at_least(1)] = 10,
-        noise_scale: Annotated[float, at_least(0), FINITE] = 0.5, negated_fraction: float | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
+        noise_scale: Annotated[float, at_least(0), FINITE] = 0.5,
+        negated_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(MNISTPersonalDataModule, locals(), "data")
         super().__init__(root, num_clients, negated_fraction, augment=False, transform=None, **kwargs)
         self.noise_scale = noise_scale

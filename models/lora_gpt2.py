@@ -52,10 +52,19 @@ class LoRAGPT2(NextToken):
     network: PeftModel
 
     def __init__(
-        self, vocabulary_size: Count = 80, sequence_length: Count = 80, embedding_dim: Count = 64,
-        num_layers: Count = 2, num_heads: Count = 2, rank: Count = 8, alpha: float = 16.0, dropout: Fraction = 0.0,
-        gradient_checkpointing: bool = False, lr: Positive = 0.01, weight_decay: NotNegative = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary_size: Count = 80,
+        sequence_length: Count = 80,
+        embedding_dim: Count = 64,
+        num_layers: Count = 2,
+        num_heads: Count = 2,
+        rank: Count = 8,
+        alpha: float = 16.0,
+        dropout: Fraction = 0.0,
+        gradient_checkpointing: bool = False,
+        lr: Positive = 0.01,
+        weight_decay: NotNegative = 0.0,
+    ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
         if embedding_dim % num_heads:
             raise ConfigurationError(

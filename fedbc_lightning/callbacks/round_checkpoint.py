@@ -31,9 +31,12 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, monitor: str | None = "accuracy/global", mode: Literal["min", "max"] = "max", filename: str = "best.ckpt",
+        self,
+        monitor: str | None = "accuracy/global",
+        mode: Literal["min", "max"] = "max",
+        filename: str = "best.ckpt",
         dirpath: str | os.PathLike | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.monitor = monitor
         self.mode = mode
         self.filename = filename

@@ -101,10 +101,15 @@ class FederatedCLI(private_cli.OpenCLI):
     """The command line that is running, which Ctrl-C interrupts."""
 
     def __init__(
-        self, model_class: type[LightningModule] | Callable[..., LightningModule] | None = None,
-        datamodule_class: type[LightningDataModule] | Callable[..., LightningDataModule] | None = None, *,
-        args: list[str] | None = None, run: bool = True, started: float | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model_class: type[LightningModule] | Callable[..., LightningModule] | None = None,
+        datamodule_class: type[LightningDataModule] | Callable[..., LightningDataModule] | None = None,
+        *,
+        args: list[str] | None = None,
+        run: bool = True,
+        started: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         FederatedCLI.current = self
         self._started = time.perf_counter() if started is None else started
         self.trainer: Any = None

@@ -87,11 +87,19 @@ class FederatedDataModule(OuterDataModule):
     _heldout: np.ndarray | None = None
 
     def __init__(
-        self, batch_size: Annotated[int, at_least(1)] = 32, *, eval_batch_size: Annotated[int, at_least(1)] = 512,
-        val_fraction: Annotated[float, SHARE] = 0.0, heldout_clients: int | float | list[str | int] | None = None,
-        num_workers: Annotated[int, at_least(0)] = 0, pin_memory: bool = False, drop_last: bool = False,
-        collate_fn: Callable[[list], Any] | None = None, keep_on_device: bool | None = None, seed: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        batch_size: Annotated[int, at_least(1)] = 32,
+        *,
+        eval_batch_size: Annotated[int, at_least(1)] = 512,
+        val_fraction: Annotated[float, SHARE] = 0.0,
+        heldout_clients: int | float | list[str | int] | None = None,
+        num_workers: Annotated[int, at_least(0)] = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        collate_fn: Callable[[list], Any] | None = None,
+        keep_on_device: bool | None = None,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
         given = {name: value for name, value in locals().items() if name != "heldout_clients"}  # find_heldout checks it
         check_arguments(FederatedDataModule, given, "data")
@@ -235,9 +243,14 @@ class FederatedDataModule(OuterDataModule):
         return self._train_loader(dataset, round, client, seed, device)
 
     def client_dataloaders(
-        self, clients: Sequence[int], split: str, round: int | None = None, *, seed: int | None = None,
+        self,
+        clients: Sequence[int],
+        split: str,
+        round: int | None = None,
+        *,
+        seed: int | None = None,
         device: torch.device | None = None,
-    ) -> ClientLoaders | None:  # fmt: skip
+    ) -> ClientLoaders | None:
         """Return the loaders of many clients, each made when it is asked for.
 
         They are those of :meth:`client_train_dataloader`, or of :meth:`client_eval_dataloader` if ``round`` is None. If
@@ -481,9 +494,12 @@ class FederatedDataModule(OuterDataModule):
         return ClientLoader(dataset, self.batch_size, sampler, drop_last=self.drop_last, device=device, options=options)
 
     def _eval_loader(
-        self, dataset: Dataset | None, device: torch.device | None, batch_size: int | None = None,
+        self,
+        dataset: Dataset | None,
+        device: torch.device | None,
+        batch_size: int | None = None,
         options: dict[str, Any] | None = None,
-    ) -> ClientLoader | None:  # fmt: skip
+    ) -> ClientLoader | None:
         if dataset is None or not num_items(dataset):
             return None
         if isinstance(dataset, OwnBatches):

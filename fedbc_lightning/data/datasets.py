@@ -97,9 +97,12 @@ class ArrayDataset(Dataset):
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor] | TensorPool, indices: Tensor | None = None, transform: Transform | None = None,
+        self,
+        tensors: Sequence[Tensor] | TensorPool,
+        indices: Tensor | None = None,
+        transform: Transform | None = None,
         augment: Augment | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pool = tensors if isinstance(tensors, TensorPool) else TensorPool(tensors)
         self.indices = indices
         self.transform = transform

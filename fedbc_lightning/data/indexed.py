@@ -90,9 +90,13 @@ class IndexedDataModule(FederatedDataModule):
     splits: dict[str, Partition]
 
     def __init__(
-        self, partitioner: Partitioner | None, *, test_fraction: Annotated[float, above(0), below(1)] | None = 0.2,
-        split_order: SplitOrder = "shuffled", **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        partitioner: Partitioner | None,
+        *,
+        test_fraction: Annotated[float, above(0), below(1)] | None = 0.2,
+        split_order: SplitOrder = "shuffled",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         check_arguments(IndexedDataModule, {"test_fraction": test_fraction, "split_order": split_order}, "data")
         self.partitioner: Partitioner = partitioner or Natural()

@@ -93,9 +93,15 @@ class ClientLoader:
     batch_sampler = None  # lightning.Trainer reads this attribute of a loader
 
     def __init__(
-        self, dataset: Dataset, batch_size: int, sampler: EpochSampler | None = None, *, drop_last: bool = False,
-        device: torch.device | None = None, options: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        sampler: EpochSampler | None = None,
+        *,
+        drop_last: bool = False,
+        device: torch.device | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.sampler = EpochSampler(num_items(dataset)) if sampler is None else sampler

@@ -85,12 +85,18 @@ class SitesDataModule(FederatedDataModule):
     """
 
     def __init__(
-        self, train: Sequence[Site | None], test: Sequence[Site | None] | None = None,
-        val: Sequence[Site | None] | None = None, *, names: Sequence[str] | None = None,
-        sizes: Sequence[int] | None = None, test_fraction: Annotated[float, SHARE] = 0.0,
+        self,
+        train: Sequence[Site | None],
+        test: Sequence[Site | None] | None = None,
+        val: Sequence[Site | None] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        sizes: Sequence[int] | None = None,
+        test_fraction: Annotated[float, SHARE] = 0.0,
         batch_size: Annotated[int, at_least(1)] | None = None,
-        eval_batch_size: Annotated[int, at_least(1)] | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        eval_batch_size: Annotated[int, at_least(1)] | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_arguments(SitesDataModule, locals(), "data")
         lists: dict[str, Any] = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
         for name, listed in lists.items():

@@ -75,11 +75,19 @@ class PartitionedDataModule(IndexedDataModule):
     """
 
     def __init__(
-        self, data: AnyDataModule | Dataset, partitioner: Partitioner | None = None, *,
-        test: Literal["shared", "split"] | None = None, pool: bool = False, labels: Sequence[int] | None = None,
-        clients: Sequence[int | str] | None = None, test_fraction: float = 0.2, batch_size: int | None = None,
-        eval_batch_size: int | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        data: AnyDataModule | Dataset,
+        partitioner: Partitioner | None = None,
+        *,
+        test: Literal["shared", "split"] | None = None,
+        pool: bool = False,
+        labels: Sequence[int] | None = None,
+        clients: Sequence[int | str] | None = None,
+        test_fraction: float = 0.2,
+        batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         is_module = isinstance(data, AnyDataModule)
         test = test or ("shared" if is_module else "split")
         if not is_module:

@@ -161,9 +161,13 @@ def _launched() -> tuple[str, int, int] | None:
 
 
 def make_fabric(
-    accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int | str, precision: str,
+    accelerator: str,
+    strategy: str | Strategy,
+    devices: Any,
+    num_nodes: int | str,
+    precision: str,
     max_restarts: int = 0,
-) -> Fabric:  # fmt: skip
+) -> Fabric:
     """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:

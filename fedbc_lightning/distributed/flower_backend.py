@@ -59,9 +59,12 @@ class Flower(Backend):
     """
 
     def __init__(
-        self, timeout: Annotated[float, above(0)] | None = None, wait: Annotated[float, at_least(0)] = 120.0,
-        keeps_rows: bool = True, keep_messages: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        timeout: Annotated[float, above(0)] | None = None,
+        wait: Annotated[float, at_least(0)] = 120.0,
+        keeps_rows: bool = True,
+        keep_messages: bool = False,
+    ) -> None:
         check_arguments(Flower, locals(), "trainer.backend: Flower")
         self.timeout, self.wait, self.keeps_rows, self.keep_messages = timeout, wait, keeps_rows, keep_messages
 

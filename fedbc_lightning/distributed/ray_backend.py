@@ -52,9 +52,13 @@ class Ray(Backend):
     """
 
     def __init__(
-        self, num_actors: Count | None = None, gpus_per_actor: Annotated[float, at_least(0)] | None = None,
-        clients_per_message: Count | None = None, address: str | None = None, keep_messages: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_actors: Count | None = None,
+        gpus_per_actor: Annotated[float, at_least(0)] | None = None,
+        clients_per_message: Count | None = None,
+        address: str | None = None,
+        keep_messages: bool = False,
+    ) -> None:
         check_arguments(Ray, locals(), "trainer.backend: Ray")
         self.num_actors, self.gpus_per_actor, self.address = num_actors, gpus_per_actor, address
         self.clients_per_message, self.keep_messages = clients_per_message, keep_messages

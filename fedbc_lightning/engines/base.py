@@ -85,11 +85,21 @@ class BaseEngine(ABC):
         """
 
     def solve(
-        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
-        after_step: AfterStep | None = None, contrast: ModelContrast | None = None, epochs: int | None = None,
-        lr_scale: float = 1.0, record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
+        self,
+        cohort: Cohort,
+        start: Tensor,
+        terms: Sequence[Term] = (),
+        *,
+        solver: Solver | None = None,
+        after_step: AfterStep | None = None,
+        contrast: ModelContrast | None = None,
+        epochs: int | None = None,
+        lr_scale: float = 1.0,
+        record_gradient_mean: bool = False,
+        purpose: str = "client",
+        is_last: bool = True,
         trains: Trains = "all",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
         if start.shape[-1] not in (self.layout.num_parameters, self.layout.num_parameters + self.layout.num_buffers):
             raise ConfigurationError(

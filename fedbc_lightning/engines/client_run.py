@@ -205,9 +205,14 @@ class ClientRun(ABC):
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def count_step(
-        self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1, rates: tuple[float, ...] | None = None,
+        self,
+        batch_idx: int,
+        *,
+        is_update: bool = True,
+        num_steps: int = 1,
+        rates: tuple[float, ...] | None = None,
         part: Tensor | bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps.
 
         Args:

@@ -166,9 +166,14 @@ class Workbench:
 
     @classmethod
     def of_module(
-        cls, user: UserModule, configured: Configured, local: LocalTraining, datamodule: FederatedDataModule, seed: int,
+        cls,
+        user: UserModule,
+        configured: Configured,
+        local: LocalTraining,
+        datamodule: FederatedDataModule,
+        seed: int,
         kept_names: Collection[str] = (),
-    ) -> Workbench:  # fmt: skip
+    ) -> Workbench:
         """Lay the module's parameters out in one row, in the order of its optimizer's groups.
 
         Args:

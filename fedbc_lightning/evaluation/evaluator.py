@@ -50,9 +50,14 @@ class Evaluator(SingleModels):
     """
 
     def __init__(
-        self, fabric: Fabric, find_engine: Callable[[], BaseEngine], datamodule: FederatedDataModule,
-        eval_clients: int | float | str | None, finetune_steps: int, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        fabric: Fabric,
+        find_engine: Callable[[], BaseEngine],
+        datamodule: FederatedDataModule,
+        eval_clients: int | float | str | None,
+        finetune_steps: int,
+        seed: int,
+    ) -> None:
         super().__init__(fabric, find_engine, datamodule, seed)
         trained, heldout = datamodule.training_clients, datamodule.heldout
         self.client_ids = trained[draw_clients(len(trained), eval_clients, seed)].tolist()

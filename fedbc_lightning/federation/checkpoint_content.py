@@ -113,9 +113,12 @@ def with_frozen_parameters(
 
 
 def load_state(
-    federation: Federation, state: dict[str, Any], module_state: dict[str, Tensor], path: str | Path | None,
+    federation: Federation,
+    state: dict[str, Any],
+    module_state: dict[str, Tensor],
+    path: str | Path | None,
     rows_path: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Restore a state that the federation was prepared for.
 
     Args:

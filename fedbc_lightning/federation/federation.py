@@ -89,11 +89,19 @@ class Federation:
     """
 
     def __init__(
-        self, fabric: Fabric, user: UserModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-        simulation: Simulation, buffers: BufferPolicy, keep_local_models: bool | None,
-        client_dtype: torch.dtype | None, engine: choice.Kind | Literal["auto"], local_parameters: Sequence[str],
+        self,
+        fabric: Fabric,
+        user: UserModule,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
+        simulation: Simulation,
+        buffers: BufferPolicy,
+        keep_local_models: bool | None,
+        client_dtype: torch.dtype | None,
+        engine: choice.Kind | Literal["auto"],
+        local_parameters: Sequence[str],
         channel: Channel,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self.simulation, self.participation = simulation, simulation.participation
         self.local, self.channel = self.participation.local, channel

@@ -61,9 +61,14 @@ class LocalModels:
     """
 
     def __init__(
-        self, algorithm: FederatedAlgorithm, layout: ParameterLayout, buffers: BufferPolicy, keep: bool | None,
-        num_clients: int, element_size: int,
-    ) -> None:  # fmt: skip
+        self,
+        algorithm: FederatedAlgorithm,
+        layout: ParameterLayout,
+        buffers: BufferPolicy,
+        keep: bool | None,
+        num_clients: int,
+        element_size: int,
+    ) -> None:
         self._algorithm, self._layout, self._has_local_buffers = algorithm, layout, buffers == "local"
         if keep is None:
             model_bytes = (layout.num_parameters + layout.num_buffers) * element_size

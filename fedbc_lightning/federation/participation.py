@@ -216,9 +216,15 @@ class Participation:
     """
 
     def __init__(
-        self, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, local: LocalTraining,
-        sampler: ClientSampler, clients_per_round: int | float, stragglers: Stragglers | None, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
+        local: LocalTraining,
+        sampler: ClientSampler,
+        clients_per_round: int | float,
+        stragglers: Stragglers | None,
+        seed: int,
+    ) -> None:
         self._algorithm, self.local, self.sampler = algorithm, local, sampler
         self.stragglers, self.seed = stragglers, seed
         self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()

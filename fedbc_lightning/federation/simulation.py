@@ -52,9 +52,12 @@ class Simulation:
     """
 
     def __init__(
-        self, participation: Participation, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
+        self,
+        participation: Participation,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
         system: System | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.participation, self._buffer_size = participation, algorithm.buffer_size
         self.num_asked = 1 if algorithm.trains_pooled else self._buffer_size or participation.num_sampled
         self._clock: Clock | None = None

@@ -77,11 +77,21 @@ class Engine(Protocol):
         """
 
     def solve(
-        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
-        after_step: AfterStep | None = None, contrast: ModelContrast | None = None, epochs: int | None = None,
-        lr_scale: float = 1.0, record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
+        self,
+        cohort: Cohort,
+        start: Tensor,
+        terms: Sequence[Term] = (),
+        *,
+        solver: Solver | None = None,
+        after_step: AfterStep | None = None,
+        contrast: ModelContrast | None = None,
+        epochs: int | None = None,
+        lr_scale: float = 1.0,
+        record_gradient_mean: bool = False,
+        purpose: str = "client",
+        is_last: bool = True,
         trains: Trains = "all",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Train the cohort from ``start``, by default local training or by a solver's own steps.
 
         This fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``losses``, ``valid`` and

@@ -33,9 +33,16 @@ class LooplessSteps(Solver):
     one_by_one = "each client cuts its data into a number of components of its own, which it draws by itself"
 
     def __init__(
-        self, num_local_steps: int, lr: float, probability: float, clients: np.ndarray, offset: Tensor | float = 0.0,
-        is_stochastic: bool = False, table: Tensor | None = None, num_sampled: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_local_steps: int,
+        lr: float,
+        probability: float,
+        clients: np.ndarray,
+        offset: Tensor | float = 0.0,
+        is_stochastic: bool = False,
+        table: Tensor | None = None,
+        num_sampled: int | None = None,
+    ) -> None:
         self.num_local_steps, self.lr, self.probability = num_local_steps, lr, probability
         self.clients, self.num_clients = clients, len(clients)
         self.offset, self.is_stochastic, self.table, self.num_sampled = offset, is_stochastic, table, num_sampled

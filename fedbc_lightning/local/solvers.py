@@ -127,9 +127,13 @@ class ModelAgnostic(Solver):
     EPSILON = 1e-3
 
     def __init__(
-        self, inner_lr: float, outer_lr: float, num_inner_steps: int = 1, hessian_free: bool = False,
+        self,
+        inner_lr: float,
+        outer_lr: float,
+        num_inner_steps: int = 1,
+        hessian_free: bool = False,
         inner_terms: Sequence[Term] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
         self.hessian_free, self.inner_terms = hessian_free, inner_terms
         self.batches_per_step = num_inner_steps + 1 + hessian_free

@@ -171,9 +171,13 @@ class UserModule:
     """
 
     def __init__(
-        self, module: LightningModule, fabric: Fabric, hooks: Hooks, shim: ModuleTrainer,
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        hooks: Hooks,
+        shim: ModuleTrainer,
         datamodule: LightningDataModule,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.module = module
         self.hooks = hooks
         self.shim = shim

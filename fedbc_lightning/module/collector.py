@@ -300,9 +300,14 @@ class MetricCollector:
         self._logged(name, reduce_fx).add_all(values, batch_size)
 
     def _logged(
-        self, name: str, reduce_fx: Any, on_step: bool | None = None, on_epoch: bool | None = None,
-        logger: bool | None = None, prog_bar: bool = False,
-    ) -> _Logged:  # fmt: skip
+        self,
+        name: str,
+        reduce_fx: Any,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        logger: bool | None = None,
+        prog_bar: bool = False,
+    ) -> _Logged:
         if name not in self._epoch:
             reduce = reduction(reduce_fx)
             if reduce not in ("mean", *COMBINED):
@@ -430,10 +435,19 @@ class ModuleLog:
         return log
 
     def log(
-        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
-        on_epoch: bool | None = None, reduce_fx: Any = "mean", *, batch_size: int | None = None,
-        add_dataloader_idx: bool = True, **ignored: Any,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        *,
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+        **ignored: Any,
+    ) -> None:
         """Log one value, with Lightning's arguments; those without a meaning inside a client are ignored."""
         if isinstance(value, Mapping):
             raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")

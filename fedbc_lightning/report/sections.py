@@ -43,9 +43,12 @@ def left_out(count: int, what: str, most: int = MAX_VARIANTS) -> str:
 
 
 def of_all_runs(
-    records: Records, colors: Mapping[str, str], command: str | None,
-    values: Mapping[tuple[str, str, int], Mapping[str, str]], folder: Path,
-) -> dict[str, list[Block]]:  # fmt: skip
+    records: Records,
+    colors: Mapping[str, str],
+    command: str | None,
+    values: Mapping[tuple[str, str, int], Mapping[str, str]],
+    folder: Path,
+) -> dict[str, list[Block]]:
     """Return the sections that a page about any finished runs has, by their headings.
 
     Args:
@@ -126,9 +129,14 @@ def by_variant(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def lines(
-    text: str, frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str],
-    size: str = "medium", **options: Any,
-) -> Iterator[Gallery]:  # fmt: skip
+    text: str,
+    frames: Mapping[str, pd.DataFrame],
+    axis: str,
+    metric: str,
+    colors: Mapping[str, str],
+    size: str = "medium",
+    **options: Any,
+) -> Iterator[Gallery]:
     """Yield a figure for each frame with a line for each of its algorithms, or nothing if no frame has a row.
 
     Args:
@@ -148,9 +156,13 @@ def lines(
 
 
 def client_blocks(
-    runs: Mapping[str, RunRecord], columns: Mapping[str, str], metric: str, colors: Mapping[str, str],
-    more: str = "", **options: Any,
-) -> Iterator[Gallery]:  # fmt: skip
+    runs: Mapping[str, RunRecord],
+    columns: Mapping[str, str],
+    metric: str,
+    colors: Mapping[str, str],
+    more: str = "",
+    **options: Any,
+) -> Iterator[Gallery]:
     """Yield a small figure for each client with a metric over the rounds.
 
     Args:

@@ -129,9 +129,12 @@ def read(folder: Path) -> tuple[Identity, list[str]] | None:
 
 
 def identify(
-    model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, settings: RunSettings,
+    model: LightningModule,
+    datamodule: FederatedDataModule,
+    algorithm: FederatedAlgorithm,
+    settings: RunSettings,
     seed: int,
-) -> Identity:  # fmt: skip
+) -> Identity:
     """Return the identity of what the user asks for, once the data are set up.
 
     Args:
@@ -159,9 +162,12 @@ def identify(
 
 
 def settings_of(
-    model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, settings: RunSettings,
+    model: LightningModule,
+    datamodule: FederatedDataModule,
+    algorithm: FederatedAlgorithm,
+    settings: RunSettings,
     seed: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the settings of an identity, see :func:`identify`."""
     parts: dict[str, Any] = {"model": model, "data": datamodule.users_module, "algorithm": algorithm}
     described = {

@@ -37,9 +37,15 @@ BATCH_HOOKS = [f"on_{stage}_batch_{when}" for stage in ("validation", "test") fo
 
 
 def set_up(
-    request: Request, settings: RunSettings, fabric: Fabric, hooks: Hooks, progress: Progress, lock: RunLock,
-    identity: Identity, beginning: Beginning,
-) -> Run:  # fmt: skip
+    request: Request,
+    settings: RunSettings,
+    fabric: Fabric,
+    hooks: Hooks,
+    progress: Progress,
+    lock: RunLock,
+    identity: Identity,
+    beginning: Beginning,
+) -> Run:
     """Set a run up in this process over data that are set up, before the state of a checkpoint is restored.
 
     Args:

@@ -109,9 +109,13 @@ class StateDeclaration:
         return [name for name, kind in self.client_vectors.items() if kind.endswith("table")]
 
     def server_vector(
-        self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None, *,
+        self,
+        name: str,
+        initial: float | Literal["z"] = 0.0,
+        dtype: torch.dtype | None = None,
+        *,
         for_clients: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Declare one vector (d,) at the server.
 
         Args:
@@ -168,9 +172,13 @@ class ServerState:
     """
 
     def __init__(
-        self, initial: Weights, declaration: StateDeclaration, buffer_policy: BufferPolicy = "average",
-        num_clients: int = 0, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        initial: Weights,
+        declaration: StateDeclaration,
+        buffer_policy: BufferPolicy = "average",
+        num_clients: int = 0,
+        seed: int = 0,
+    ) -> None:
         self.buffer_policy = buffer_policy
         self.num_clients, self.seed, self.round = num_clients, seed, 0
         z, buffers, counters, kept = initial

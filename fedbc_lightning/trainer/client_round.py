@@ -64,9 +64,12 @@ class ClientRound(RunView):
     is_global_zero = False  # as a process beside the first one: callbacks write no files of the run here
 
     def __init__(
-        self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
+        self,
+        model: LightningModule,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
         settings: RunSettings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         settings = worker_settings(settings)
         seed = settings.seed or 0
         prepare_deterministic(settings.deterministic)

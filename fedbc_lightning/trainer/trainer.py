@@ -280,9 +280,16 @@ class FederatedTrainer(RunView):
     # the run
 
     def _launch(
-        self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
-        task: Callable[[Run], Any], takes_other_seed: bool = False, is_strict: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        fn: TrainerFn,
+        model: Any,
+        datamodule: Any,
+        algorithm: Any,
+        ckpt_path: str | os.PathLike | None,
+        task: Callable[[Run], Any],
+        takes_other_seed: bool = False,
+        is_strict: bool = False,
+    ) -> Any:
         """Run a task in all processes, and return its result."""
         if fn != TrainerFn.FITTING:  # as lightning.Trainer, whose other verbs find the data of its fit
             given = zip((datamodule, algorithm), self._given, strict=True)
