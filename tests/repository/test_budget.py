@@ -38,13 +38,16 @@ BUDGETS = {
     # 75 do the runs of a study as tasks of Ray (studies/ray_tasks.py).
     # 22 say in which line a user's module cannot be imported, and refuse a key that stands twice in a config (cli/).
     # 6 refuse the start of another run before anything of it is taken over (federation/expected.py).
-    PACKAGE: 183_300,
+    # And in parts: 800 tell of clients and metrics that are missing, and follow imports inside of methods (run/,
+    # evaluation/, core/origin.py); 1,100 correct comparisons for their number, keep test data from trials, build a
+    # study in full before its first run, and plan it within a quarter (studies/, planning/).
+    PACKAGE: 185_200,
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 20_300,
     # What only compares, shows and types must not outgrow what trains.
-    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 37_000,
-    # As much test as package: more costs every change, and time in CI.
-    ("tests",): 191_700,
+    tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 38_100,
+    # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways.
+    ("tests",): 195_700,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""
