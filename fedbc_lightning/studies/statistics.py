@@ -123,7 +123,7 @@ def paired_differences(
     reach = error * stats.t.ppf((1 + confidence) / 2, freedom)
     p = 2 * stats.t.sf((mean / error.where(error > LEAST_SPREAD * mean.abs())).abs(), freedom)
     found = found.assign(num_pairs=found["num_pairs"].fillna(0).astype(int), low=mean - reach, high=mean + reach, p=p)
-    return found.assign(p_holm=holm(found["p"].xs(metrics[0], level="metric", drop_level=False))).reset_index()
+    return found.assign(p_holm=holm(found["p"][found.index.get_level_values("metric") == metrics[0]])).reset_index()
 
 
 def holm(p: pd.Series) -> pd.Series:

@@ -1,4 +1,4 @@
-"""Backends whose workers share nothing with the server but messages, all in this process; they outlive a run."""
+"""Backends whose workers share nothing with the server but messages, all in this process."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -39,13 +39,14 @@ class MessagesOnly(Backend):
 
     Args:
         num_workers: Number of workers.
+        outlive_runs: Whether they serve one run of a config after another.
     """
 
-    def __init__(self, num_workers: int = 2) -> None:
-        self.num_workers = num_workers
+    def __init__(self, num_workers: int = 2, outlive_runs: bool = False) -> None:
+        self.num_workers, self._outlive_runs, self._workers = num_workers, outlive_runs, list[Worker]()
 
     def open(self, make_worker: Callable[[], Worker]) -> None:
-        self._make, self._workers = copy.deepcopy(make_worker), getattr(self, "_workers", list[Worker]())
+        self._make, self._workers = copy.deepcopy(make_worker), self._workers if self._outlive_runs else []
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         if not self._workers:

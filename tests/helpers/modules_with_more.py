@@ -3,7 +3,6 @@
 ``python -m helpers.modules_with_more FOLDER``: each of :data:`CASES`, what it ended with to one file per rank.
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -167,8 +166,7 @@ def teachers(
 
 def late_and_local(folder: Path, **options: Any) -> State:
     """A teacher that begins in round 2, and buffers whose shape changes."""
-    others = copy.deepcopy(options)  # workers of a backend stay with it, and have one model
-    banks = make_trainer(folder / "banks", buffers="local", clients_per_round=6, **others)
+    banks = make_trainer(folder / "banks", buffers="local", clients_per_round=6, **options)
     banks.fit(make_model(Bank), BoringData(), FedAvg())
     models = [module_state_of(banks.federation, banks.federation.models().local(k)) for k in range(6)]
     state = {f"bank {k} {name}": value for k, model in enumerate(models) for name, value in model.items()}

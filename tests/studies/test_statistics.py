@@ -44,6 +44,7 @@ def test_intervals_are_those_of_a_paired_t_test():
     assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high), rel=1e-12)
     assert row["p"] == row["p_holm"] == pytest.approx(stats.ttest_rel(second, first).pvalue, rel=1e-12)
     assert (row["algorithm"], row["num_pairs"]) == ("b", 5)
+    assert paired_differences(results({"a": first}), [METRIC], "a").empty
 
 
 def test_the_same_numbers_differ_by_exactly_nothing():
