@@ -47,7 +47,7 @@ BUDGETS = {
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 38_100,
     # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways.
-    ("tests",): 195_700,
+    ("tests",): 195_720,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""

@@ -74,6 +74,7 @@ BESIDE_THE_DOOR = {
     "run/processes.py": 2,  # the result of a run's processes, outside of its folder
     "run/trained_model.py": 2,  # a private file; peft's folder, which has no links
     "studies/drawing.py": 2,  # private files; a folder that has just been made
+    "studies/study_plan.py": 2,  # what a plan measures, outside of the study's folder
 }
 """Files of the package that may, how often, and why."""
 
