@@ -185,7 +185,7 @@ def main() -> None:
     """Run everything, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", help=f"of {', '.join(METHODS)}; default: all")
-    parser.add_argument("--engines", nargs="*", default=[*ENGINES], help=f"of {', '.join(ENGINES)}")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[*ENGINES], help=f"of {', '.join(ENGINES)}")
     asked = parser.parse_args()
     print("| method | engine | max \\|Δz\\| | seconds per round | bytes per round |\n|---|---|---|---|---|")
     for method in asked.methods or METHODS:
