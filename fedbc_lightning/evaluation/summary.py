@@ -61,7 +61,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
         for name, of_clients in _columns(results, which, heldout).items():
             having = _having(name, of_clients)
-            what, values = Measured(name, place, split), np.array(list((having or of_clients).values()))
+            averaged = having or of_clients  # NaN where nobody has a value
+            what, values = Measured(name, place, split), np.array(list(averaged.values()))
             evaluation.clients[what.name] = of_clients
             metrics[what.name] = float(values.mean())
             if len(having) < len(heldout.intersection(measured)):
@@ -76,7 +77,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     for which in ("local", "global"):
         for name, of_clients in _columns(results, which, trained).items():
             having = _having(name, of_clients)
-            clients, values = list(having or of_clients), np.array(list((having or of_clients).values()))
+            averaged = having or of_clients
+            clients, values = list(averaged), np.array(list(averaged.values()))
             what = Measured(name, which, split)
             evaluation.clients[what.name] = of_clients
             if which == "local":

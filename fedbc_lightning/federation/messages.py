@@ -54,8 +54,9 @@ class RoundStart:
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
         changing: Names of the buffers whose shape changes.
         hooks: What hooks of rounds have set for all clients beside the model.
-        sampled: Of a round, the clients that are sampled, unless the channel hides who takes part.
-        ids: Those of them that train, in the same order.
+        sampled: The clients that are sampled in a round; empty if the channel hides who takes part, and in an
+            evaluation.
+        ids: The sampled clients that train and whose answers the server uses, in the same order; empty as above.
     """
 
     form: str

@@ -190,7 +190,8 @@ def round_metrics(server: ServerState) -> dict[str, float]:
         there = [(record[name], record["num_samples"]) for record in valid if name in record]
         having = [(value, size) for value, size in there if has_value(name, value)]
         shown = train_name(name.removeprefix("train_"))
-        metrics[shown] = sum([v * size for v, size in having or there]) / sum([size for _, size in having or there])
+        averaged = having or there  # NaN where nobody has a value
+        metrics[shown] = sum([value * size for value, size in averaged]) / sum([size for _, size in averaged])
         if len(having) < len(valid):
             metrics[f"{shown}_num_clients"] = float(len(having))
     count = Counter([record["status"] for record in server.records])

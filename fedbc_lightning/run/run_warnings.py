@@ -41,7 +41,8 @@ def say_that_nothing_is_measured(run: Run) -> None:
     """Print, after an evaluation that measured nothing, why it did not."""
     why = f"{type(run.user.module).__name__} has neither a test_step nor a validation_step that logs a value"
     if not run.splits:
-        why = "There is neither test nor validation data"
+        without_test = "There is no validation data, and trainer.eval_test is false"
+        why = "There is neither test nor validation data" if run.settings.eval_test else without_test
     rank_zero_info(f"{why}, so no round will be measured: tables and curves hold the training loss alone.")
 
 

@@ -146,9 +146,9 @@ class ClientRound(RunView):
         self._round = None  # what is refused may have changed buffers: the next message begins its round anew
         federation, layout = self.federation, self.federation.layout
         check_start(start, federation)
-        form_here = start.round >= self.progress.current_round, layout.written, layout.changing
-        # Else it is a message of another run, or of one whose clients have found more that training writes.
-        if (True, start.written, start.changing) != form_here:
+        has_other_buffers = (start.written, start.changing) != (layout.written, layout.changing)
+        # A message of another run, or of one whose clients have found more that training writes.
+        if start.round < self.progress.current_round or has_other_buffers:
             federation.begin_anew(self._initial, self._frozen)
             put_plain_attributes(federation.user.module, self._attributes, are_all=True)
             federation.take_as_changing(start.changing)
