@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +31,23 @@ def tf32_used(device: torch.device, dtype: torch.dtype) -> str:
     return f" (TF32 in {where})" if where and device.type == "cuda" and dtype == torch.float32 else ""
 
 
+@contextmanager
+def without_tf32() -> Iterator[bool]:
+    """Compute float32 in full inside the context; yield whether it was rounded to TF32 in some operations."""
+    backends: Any = torch.backends  # torch 2.8 has flags alone; later versions refuse to mix them with what came then
+    is_new = hasattr(backends.cudnn, "conv")
+    parts = [backends.cuda.matmul, backends.cudnn.conv if is_new else backends.cudnn]
+    name, full = ("fp32_precision", "ieee") if is_new else ("allow_tf32", False)
+    before = [getattr(part, name) for part in parts]
+    try:
+        for part in parts:
+            setattr(part, name, full)
+        yield any(value in ("tf32", True) for value in before)
+    finally:
+        for part, value in zip(parts, before, strict=True):
+            setattr(part, name, value)
+
+
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the CPU to ``device``, without waiting for the device except on MPS."""
     return values if values.device == device else values.to(device, non_blocking=device.type != "mps")
@@ -39,11 +57,15 @@ def read(values: Iterable[Tensor | float]) -> list[float]:
     """Return scalars as Python floats; those on a device are fetched together, so that the CPU waits for it once."""
     values = list(values)
     # Each read of a GPU's scalar waits for all of its work, and a round has one for each client and metric.
-    there = {k: value for k, value in enumerate(values) if isinstance(value, Tensor) and not value.is_cpu}
+    there: dict[torch.dtype, dict[int, Tensor]] = {}
+    for k, value in enumerate(values):
+        if isinstance(value, Tensor) and not value.is_cpu:
+            there.setdefault(value.dtype, {})[k] = value.reshape(())
     if there:
-        dtype = wide_dtype(next(iter(there.values())).device)
-        numbers = torch.stack([value.reshape(()).to(dtype) for value in there.values()]).tolist()
-        for k, number in zip(there, numbers, strict=True):
+        columns = [torch.stack(list(column.values())) for column in there.values()]
+        dtype = wide_dtype(columns[0].device)
+        numbers = torch.cat([column.to(dtype) for column in columns]).tolist()
+        for k, number in zip(chain(*there.values()), numbers, strict=True):
             values[k] = number
     return list(map(float, values))
 

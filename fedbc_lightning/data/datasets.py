@@ -65,7 +65,7 @@ class TensorPool:
             fits = self.keep_on_device
             if fits is None:
                 fits = sum(tensor.nbytes for tensor in self.tensors) <= _free_bytes(device) // 4
-            self._copies[device] = tuple(t.to(device) for t in self.tensors) if fits else self.tensors
+            self._copies[device] = tuple(upload(t, device) for t in self.tensors) if fits else self.tensors
         return self._copies[device]
 
 

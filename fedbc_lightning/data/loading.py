@@ -20,8 +20,9 @@ from fedbc_lightning.core.main_guard import check_main_guard
 from fedbc_lightning.data.datasets import ArrayDataset, is_gathered, num_items
 
 Number = TypeVar("Number", int, np.ndarray)
-# Bytes of in-memory samples that one operation gathers, for several batches if they are small
-BYTES_AT_ONCE = 2**20
+# Bytes of in-memory samples that one operation gathers, for several batches if they are small: they fit a CPU's cache,
+# and on a GPU, where each operation costs a launch, they are an epoch of most clients
+BYTES_AT_ONCE, BYTES_ON_GPU = 2**20, 2**26
 
 
 class EpochSampler(Sampler[int]):
@@ -159,7 +160,8 @@ class ClientLoader:
             rows = rows[: len(self) * self.batch_size]
         step = 0
         # One operation gathers several small batches, as many as fit into the cache, and they are cut apart below.
-        size = max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
+        at_once = BYTES_AT_ONCE if tensors[0].is_cpu else BYTES_ON_GPU
+        size = max(1, at_once // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
         for chunk in _cut(rows, size):
             columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
             batches = list(map(list, zip(*columns, strict=True)))

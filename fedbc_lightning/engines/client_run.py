@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class ClientRun(ABC):
         self.user, self.layout, self.optimizer = bench.user, bench.layout, bench.optimizer
         self.module, self.hooks = bench.user.module, bench.user.hooks
         self._sizes: dict[tuple[float, ...], Tensor] = {}
+        # Losses, sizes of their batches and logged values of each client that has ended, which may still be computed
+        self._unread: list[tuple[list[Tensor], list[int], dict[str, Any]]] = []
         self.training_step = bench.user.training_step
 
     def run(self) -> None:
@@ -61,6 +64,7 @@ class ClientRun(ABC):
             for k in range(len(self.cohort)):
                 self.train(k)
                 trained.append(self.finish())
+            self._read(trained)
         except Exception as error:
             self.tell(error)
             raise
@@ -270,20 +274,30 @@ class ClientRun(ABC):
         shared, kept = row.split([layout.num_parameters, layout.num_kept]) if layout.num_kept else (row, row[:0])
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         w = shared.to(layout.master_dtype, copy=not (is_last and len(self.cohort) == 1))
-        logged = by_plain_name(self.collector.logged())
-        losses = read(self.losses)
-        if losses:
-            total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
-            logged = {"loss": total / sum(self.sizes), **logged}
-        else:
-            logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
+        self._unread.append((self.losses, self.sizes, by_plain_name(self.collector.means())))
         return LocalResult(
             w[None], layout.read_buffers()[None], layout.read_counters()[None], [self.num_updates],
-            [sum(losses) / len(losses) if losses else math.nan], self._step_size()[None],
-            [self.before.plus(self.batches_passed, self.num_steps, self.num_batches)],
-            [{"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}],
+            [math.nan], self._step_size()[None],
+            [self.before.plus(self.batches_passed, self.num_steps, self.num_batches)], [{"num_steps": self.num_steps}],
             kept=kept.to(layout.master_dtype, copy=True)[None],
         )  # fmt: skip
+
+    def _read(self, trained: Sequence[LocalResult]) -> None:
+        """Read losses and logged values of all clients, for which a GPU is waited for once, into their results."""
+        values = [value for losses, _, means in self._unread for value in (*losses, *means.values())]
+        numbers = iter(read(values))
+        for result, (losses, sizes, means) in zip(trained, self._unread, strict=True):
+            found = list(islice(numbers, len(losses)))
+            logged = dict(zip(means, islice(numbers, len(means)), strict=True))
+            if found:
+                result.losses = [sum(found) / len(found)]
+                total = sum(loss * size for loss, size in zip(found, sizes, strict=True))
+                logged = {"loss": total / sum(sizes), **logged}
+            else:
+                logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
+            # What else is known of the client comes after what it logged.
+            num_steps, *more = result.records[0].items()
+            result.records[0] = dict([num_steps, *((f"train_{name}", value) for name, value in logged.items()), *more])
 
     def _step_size(self) -> Tensor:
         """Return the mean learning rate of each parameter over the steps that moved w, (1,) or (d,)."""

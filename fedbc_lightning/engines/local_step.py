@@ -80,6 +80,15 @@ class LocalStep:
         """Whether a part of the rows is not trained."""
         return self._held is not None
 
+    def graph_form(self) -> tuple | None:
+        """Return what a CUDA graph of a step depends on beside terms and optimizer, or None if there can be none.
+
+        A graph knows no memory that is made anew for each client: the sum of gradients, the held part, and targets.
+        """
+        has_more = self.gradient_sum is not None or self.changes_after or self._grad.dtype != self._layout.master_dtype
+        local = self._asked.local
+        return None if has_more else (local.gradient_clip_val, local.gradient_clip_algorithm)
+
     @property
     def changes_after(self) -> bool:
         """Whether something happens after the optimizer's step."""

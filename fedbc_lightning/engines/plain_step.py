@@ -13,6 +13,8 @@ from fedbc_lightning.core.private_torch import foreach_copy, run_backward
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.recorded.step_graphs import STEPS_IN_A_ROW
+from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.module.mistakes import refuse_loss
 
@@ -112,24 +114,34 @@ class ReplayedStep(StepWay):
             count = min(count, run.local.steps - run.num_steps)
         replayed = batches[start : start + count]
         size = run.size_of(replayed[0], batch_idx)
-        run.collector.start_batch(replayed[-1], size, num_batches=count)
-        views, first, take_step = self._bench.grad_views, self._layout.num_grouped, self._step.take
-        logged: list[Sequence[Tensor]] = []
         with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
             # What is not an operation happens once for all of these steps.
-            for batch in replayed:
-                check()
-                results = recording.replay(*parameters, *batch)
-                run.replayed = results[:first]
-                foreach_copy(views, run.replayed)
-                if buffers:
-                    foreach_copy(buffers, results[-len(buffers) :])
-                run.losses.append(results[first])
-                logged.append(results[first + 1 :])
-                take_step()
-            log_replayed(run.collector, recording.calls, logged, size)
+            graph = self._bench.graphs.find(recording, self._step, replayed[0])
+            replayed = replayed if graph is None else replayed[:STEPS_IN_A_ROW]
+            run.collector.start_batch(replayed[-1], size, num_batches=(count := len(replayed)))
+            if graph is None:
+                told: list[Sequence[Tensor]] = [
+                    self._replay(recording, parameters, buffers, batch) for batch in replayed
+                ]
+            else:
+                told, run.replayed = graph.take(replayed), graph.gradients
+            run.losses += [loss for loss, *_ in told]
+            log_replayed(run.collector, recording.calls, [logged for _, *logged in told], size)
         run.sizes += [size] * count
         recording.credit -= count
         run.num_gradients += count
         run.count_step(batch_idx + count - 1, num_steps=count)
         return count
+
+    def _replay(
+        self, recording: Recording, parameters: Sequence[Tensor], buffers: list[Tensor], batch: Any
+    ) -> Sequence[Tensor]:
+        """Take one step operation by operation, and return its loss and what it has logged."""
+        check()
+        results, first = recording.operations(*parameters, *batch), self._layout.num_grouped
+        self._run.replayed = results[:first]
+        foreach_copy(self._bench.grad_views, tuple(self._run.replayed))
+        if buffers:
+            foreach_copy(buffers, results[-len(buffers) :])
+        self._step.take()
+        return results[first:]

@@ -29,8 +29,9 @@ log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning
 
 # Largest number of clients that the server's parts get at once.
 MAX_COHORT = FEW_ROWS
-# Largest size of a cohort's matrices (K, d): they fit into a processor's cache together with a step's tensors.
-BYTES_OF_ROWS = 2**22
+# Largest size of a cohort's matrices (K, d): they fit into a processor's cache together with a step's tensors; a GPU is
+# waited for once in each cohort, so there they may be larger.
+BYTES_OF_ROWS, BYTES_ON_GPU = 2**22, 2**30
 # Number of these matrices: w, start, terms, staged state, and what the server's parts make of them.
 NUM_MATRICES = 8
 
@@ -51,7 +52,8 @@ class SequentialEngine(BaseEngine):
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
         # Hooks and moved buffers see one client after another, so each must be finished before the next one begins.
         is_alone = bench.has_client_hooks or layout.buffer_names
-        self.cohort_size = 1 if is_alone else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
+        most = BYTES_OF_ROWS if bench.row.is_cpu else BYTES_ON_GPU
+        self.cohort_size = 1 if is_alone else max(1, min(MAX_COHORT, most // row_bytes))
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return the cohorts of a round in the order of sampling, and at the end those of one client."""
@@ -117,6 +119,7 @@ class OptimizerRun(ClientRun):
         *terms, after_step = [each if each is None or is_alone else each.part(own) for each in self._given]
         if terms or after_step is not None:
             step.use(terms, after_step)
+            step.terms = bench.graphs.adopt(step.terms)
         step.start(lambda active: optimizer.plain_step(), lambda: bench.step_sizes(optimizer.rates))
         epoch, epochs, steps, stops = 0, self.local.epochs or 1, self.local.steps, self.user.shim
         with nullcontext() if self._manual is None else self._manual.listening():

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Term(Protocol):
-    """Protocol of a summand of the local objective."""
+    """Protocol of a summand of the local objective.
+
+    A class may name in ``varying`` the attributes, tensors on the device, that are all that :meth:`add_gradient` reads
+    beside its arguments: recorded steps with such terms are CUDA graphs on a GPU.
+    """
 
     @property
     def is_zero(self) -> bool:
@@ -56,6 +60,8 @@ class Proximal:
         >>> grad
         tensor([[2., 6.]])
     """
+
+    varying = ("_coefficient", "center")
 
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
         self.center = center
@@ -110,6 +116,8 @@ class Linear:
         >>> Linear(torch.tensor([1.0, 2.0])).value(torch.tensor([[3.0, 4.0]]))
         tensor([11.])
     """
+
+    varying = ("vector",)
 
     def __init__(self, vector: Tensor) -> None:
         self.vector = vector

@@ -153,6 +153,11 @@ class LocalOptimizer:
         return self._bare_step if self._flat_sgd is None else self._flat_sgd.step
 
     @property
+    def graphed(self) -> FlatSGD | None:
+        """What takes the steps, if it can be a part of a CUDA graph."""
+        return None if self.has_schedulers or self.has_step_hooks else self._flat_sgd
+
+    @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
         return listens_to_steps(self.optimizer) or not _is_of_torch(self.optimizer.step)
@@ -434,9 +439,8 @@ def initial_state(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def choose_loop(group: dict[str, Any]) -> None:
-    """Set ``foreach`` to False for a group on a CPU, which torch would otherwise decide anew in every step."""
-    on_cpu = all(parameter.device.type == "cpu" for parameter in group["params"])
-    if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
+    """Set ``foreach`` to False for a group of one flat parameter, which torch would otherwise decide in every step."""
+    if "foreach" in group and group["foreach"] is None and group.get("fused") is None:
         group["foreach"] = False
 
 
@@ -476,6 +480,10 @@ class FlatSGD:
         optimizer: The optimizer.
         leaves: The only parameter of each group, and its gradient.
         other_step: The optimizer's own step, which is taken where the groups are not the usual ones.
+
+    Attributes:
+        is_captured: Whether steps read learning rates from memory, as those of a CUDA graph must.
+        momenta: Memory of the momentum of each group that stays from client to client, if :meth:`settle` was called.
     """
 
     def __init__(
@@ -483,6 +491,34 @@ class FlatSGD:
     ) -> None:
         self._optimizer, self._other_step = optimizer, other_step
         self._parts = [Part(leaf, leaf.detach(), grad, torch.empty_like(grad)) for leaf, grad in leaves]
+        self.is_captured = False
+        self.momenta: list[Tensor] = []
+        self._rates: list[Tensor] = []
+
+    def settle(self) -> tuple | None:
+        """Put momentum and learning rates where a CUDA graph finds them, and return the settings of the groups.
+
+        Returns:
+            The settings; None if a step is torch's own, or its first one differs from the others by its dampening.
+        """
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._parts) or not all(map(_is_usual, groups, self._parts)):
+            return None
+        settings = tuple([(g["momentum"], g["weight_decay"], g["nesterov"], g["maximize"]) for g in groups])
+        if any(group["momentum"] and group["dampening"] for group in groups):
+            return None
+        if not self.momenta:
+            self.momenta = [torch.zeros_like(part.grad) for part in self._parts]
+            self._rates = [part.grad.new_zeros(()) for part in self._parts]
+        for group, part, mine, rate in zip(groups, self._parts, self.momenta, self._rates, strict=True):
+            rate.fill_(-group["lr"])
+            if group["momentum"]:
+                state = self._optimizer.state[part.leaf]
+                buffer = state.get("momentum_buffer")
+                if buffer is not mine:  # before the first step, 0 gives what torch begins with
+                    mine.zero_() if buffer is None else mine.copy_(buffer)
+                    state["momentum_buffer"] = mine
+        return settings
 
     def step(self) -> None:
         """Take one step; call this without autograd."""
@@ -490,7 +526,7 @@ class FlatSGD:
         if len(groups) != len(parts) or not all(map(_is_usual, groups, parts)):
             self._other_step()
             return
-        for group, (leaf, row, grad, space) in zip(groups, parts, strict=True):
+        for k, (group, (leaf, row, grad, space)) in enumerate(zip(groups, parts, strict=True)):
             decay, momentum = group["weight_decay"], group["momentum"]
             direction = torch.neg(grad, out=space) if group["maximize"] else grad
             if decay:
@@ -503,7 +539,10 @@ class FlatSGD:
                 else:
                     buffer.mul_(momentum).add_(direction, alpha=1 - group["dampening"])
                 direction = torch.add(direction, buffer, alpha=momentum, out=space) if group["nesterov"] else buffer
-            row.add_(direction, alpha=-group["lr"])
+            if self.is_captured:
+                row.addcmul_(direction, self._rates[k])
+            else:
+                row.add_(direction, alpha=-group["lr"])
 
 
 def _is_usual(group: dict[str, Any], part: Part) -> bool:

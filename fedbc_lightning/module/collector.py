@@ -139,8 +139,12 @@ class WeightedMean:
             self._total = total + last * kind(weight)
 
     def add_all(self, values: Sequence[Any], weight: Any) -> None:
-        """Add values of one class and dtype with equal weights, with the bits of a call of :meth:`add` for each."""
+        """Add values of one class and dtype with equal weights, on a CPU with the bits of :meth:`add` for each."""
         first, rest = values[0], values[1:]
+        if isinstance(first, Tensor) and not first.is_cpu:  # each operation costs a launch
+            self._total = self._total + (torch.stack(tuple(values)) * weight).sum()
+            self.weight, self.last = self.weight + weight * len(values), values[-1]
+            return
         self.add(first, weight)
         if not rest or not isinstance(first, Tensor) or NUMPY.get(first.dtype) is not type(self._total):
             for value in rest:

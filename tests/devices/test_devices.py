@@ -8,7 +8,7 @@ from helpers.folders import only_run
 from helpers.programs import run_python
 from helpers.scripts import ROOT
 
-from devices.scenarios import DRAWING, NUM_CLIENTS, ONLY_REAL, SCENARIOS, Results
+from devices.scenarios import DRAWING, ONLY_REAL, SCENARIOS, Results
 
 
 @pytest.fixture(scope="module", params=["pretended", pytest.param("real", marks=pytest.mark.gpu)])
@@ -66,7 +66,7 @@ def test_the_cpu_does_not_wait_for_steps(on_gpu):
     if not on_gpu[2]:
         pytest.skip("only the pretended GPU counts")
     for engine, of_epochs in on_gpu[2].items():
-        for_training = 2 * NUM_CLIENTS if engine == "sequential" else 2 + 1
+        for_training = 1 if engine == "sequential" else 2 + 1
         assert of_epochs == [[3 + 1 + for_training] * 2] * 2, engine
 
 

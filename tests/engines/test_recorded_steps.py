@@ -322,7 +322,7 @@ def test_a_step_that_is_replaced_on_the_module_is_taken(tmp_path, monkeypatch, r
 
 
 def test_a_line_says_once_what_a_promise_would_save(tmp_path, caplog, recordings, monkeypatch):
-    monkeypatch.setattr(step_recorder, "SHORT_STEP", 60.0)
+    monkeypatch.setattr(step_recorder, "SHORT_STEP", {"cpu": 60.0})
     with caplog.at_level("INFO"):
         run(tmp_path, Smooth, record_steps="auto")
     (line,) = [record.message for record in caplog.records if "promise that" in record.message]

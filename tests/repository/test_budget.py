@@ -41,13 +41,15 @@ BUDGETS = {
     # And in parts: 800 tell of clients and metrics that are missing, and follow imports inside of methods (run/,
     # evaluation/, core/origin.py); 1,100 correct comparisons for their number, keep test data from trials, build a
     # study in full before its first run, and plan it within a quarter (studies/, planning/).
-    PACKAGE: 185_200,
+    # 1,900 launch recorded steps as CUDA graphs, and read what a cohort has logged at once (engines/): on a GPU small
+    # models train seven times as fast.
+    PACKAGE: 187_100,
     # Every question about a number ends in the engines, so they must be read in one sitting.
-    ("fedbc_lightning/engines",): 20_300,
+    ("fedbc_lightning/engines",): 21_850,
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 38_100,
     # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways.
-    ("tests",): 195_720,
+    ("tests",): 196_420,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""

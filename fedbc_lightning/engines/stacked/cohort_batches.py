@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, have_one_kind
-from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, ClientLoaders
+from fedbc_lightning.data.loading import BYTES_AT_ONCE, BYTES_ON_GPU, ClientLoader, ClientLoaders
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
 # Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round.
@@ -137,7 +137,7 @@ def _gathered(
         # One gather makes the batches of several steps, as many as fit into the cache: it costs less than one for each.
         active = int(np.searchsorted(-num_steps, -step))
         width = padded(active, len(loaders))
-        most = max(1, BYTES_AT_ONCE // (bytes_per_row * width))
+        most = max(1, (BYTES_AT_ONCE if tensors[0].is_cpu else BYTES_ON_GPU) // (bytes_per_row * width))
         steps = np.arange(step, min(step + most, num_steps[active - 1]))
         epochs, batch = np.divmod(np.minimum(steps[:, None], num_steps[:width] - 1), per_epoch[:width])
         offset = first[:width] + epochs * length[:width] + batch * batch_size
