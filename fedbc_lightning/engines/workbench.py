@@ -17,7 +17,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders
 from fedbc_lightning.data.own_batches import OwnLoader
-from fedbc_lightning.engines.recorded.step_graphs import StepGraphs
+from fedbc_lightning.engines.recorded.step_graphs import Rows, StepGraphs
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
@@ -123,7 +123,7 @@ class Workbench:
         self.optimized_grad = self.grad[: self.layout.num_optimized]
         self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
-        self.graphs = StepGraphs(self)
+        self.graphs = StepGraphs(Rows(self.row, self.grad, self.layout, self.optimizer))
         self.work = Work()
         self._shared_row = self.row[: self.layout.num_parameters]
         self.said: set[str] = set()

@@ -154,8 +154,8 @@ class LocalOptimizer:
 
     @property
     def graphed(self) -> FlatSGD | None:
-        """What takes the steps, if it can be a part of a CUDA graph."""
-        return None if self.has_schedulers or self.has_step_hooks else self._flat_sgd
+        """What takes the steps, if it can be a part of a CUDA graph: its memory stays for all clients."""
+        return None if self.has_schedulers or self.has_step_hooks or self.is_made_anew else self._flat_sgd
 
     @property
     def has_step_hooks(self) -> bool:

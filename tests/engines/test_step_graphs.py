@@ -4,13 +4,15 @@ import pandas as pd
 import pytest
 import torch
 from engines.test_recorded_steps import Dropping
-from helpers import graphs, steps
+from helpers import steps
 from helpers.boring import BoringModel
+from helpers.graphs import capture
 from helpers.steps import OPTIMIZERS, LogsTheMost, Smooth
 from torch.optim.lr_scheduler import StepLR
 
-from fedbc_lightning import FedAvg, FedBC, FedProx
-from fedbc_lightning.engines.recorded import step_graphs, step_recorder
+from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
+from fedbc_lightning.algorithms import FedAvgPlus
+from fedbc_lightning.engines.recorded import graphs, step_graphs, step_recorder
 
 
 class Decaying(Smooth):
@@ -21,20 +23,32 @@ class Decaying(Smooth):
         return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.5), "interval": "round"}]
 
 
+def use(monkeypatch, capture):
+    for module in (graphs, step_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+
+
+class OfEachClient(Smooth):
+    """Its optimizer is made anew for each client."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.05 * (1 + (self.trainer.current_client or 0) % 3), momentum=0.5)
+
+
 @pytest.fixture
 def taken(monkeypatch):
     """Numbers of steps that graphs took, one for each call, and of graphs."""
     numbers, take = [], step_graphs.StepGraph.take
-    call = step_graphs.GradientGraph.__call__
+    call = graphs.GradientGraph.__call__
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     monkeypatch.setattr(step_recorder, "RECORD_ON_GPU", {"single": 2, "mapped": 2})
     monkeypatch.setattr(step_recorder, "COMPARE_EVERY", 8)
-    monkeypatch.setattr(step_graphs, "capture", graphs.capture)
+    use(monkeypatch, capture)
     monkeypatch.setattr(
         step_graphs.StepGraph, "take", lambda graph, batches: numbers.append(len(batches)) or take(graph, batches)
     )
     monkeypatch.setattr(
-        step_graphs.GradientGraph, "__call__", lambda graph, *inputs: numbers.append(1) or call(graph, *inputs)
+        graphs.GradientGraph, "__call__", lambda graph, *inputs: numbers.append(1) or call(graph, *inputs)
     )
     return numbers
 
@@ -69,6 +83,20 @@ def test_the_numbers_of_steps_operation_by_operation(tmp_path, monkeypatch, take
     assert sum(taken) > 10
 
 
+@pytest.mark.parametrize(
+    ("model", "algorithm"),
+    [
+        (OfEachClient, FedAvg),
+        (lambda: Smooth("adam"), FedAvg),
+        (Smooth, SCAFFOLD),
+        (Smooth, lambda: FedAvgPlus(sigma=0.5, delta=1.0)),
+    ],
+)
+def test_memory_that_is_new_for_each_client_is_in_no_graph(tmp_path, monkeypatch, taken, model, algorithm):
+    compare(tmp_path, monkeypatch, model, algorithm=algorithm)
+    assert not taken
+
+
 def broken_off(work, device):
     work()
     raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
@@ -88,7 +116,7 @@ def other_work(work, device):
     ],
 )
 def test_what_cannot_be_captured_is_replayed_one_by_one(tmp_path, monkeypatch, taken, caplog, engine, capture, reason):
-    monkeypatch.setattr(step_graphs, "capture", capture)
+    use(monkeypatch, capture)
     with caplog.at_level("INFO"):
         compare(tmp_path, monkeypatch, Dropping, algorithm=lambda: FedBC(dual_lr=0.1), engine=engine)
     assert any(reason in record.message for record in caplog.records)

@@ -43,13 +43,13 @@ BUDGETS = {
     # study in full before its first run, and plan it within a quarter (studies/, planning/).
     # 1,900 launch recorded steps as CUDA graphs, and read what a cohort has logged at once (engines/): on a GPU small
     # models train seven times as fast.
-    PACKAGE: 187_100,
+    PACKAGE: 187_150,
     # Every question about a number ends in the engines, so they must be read in one sitting.
-    ("fedbc_lightning/engines",): 21_850,
+    ("fedbc_lightning/engines",): 21_900,
     # What only compares, shows and types must not outgrow what trains.
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "report", "papers", "commands", "cli")): 38_100,
     # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways.
-    ("tests",): 196_420,
+    ("tests",): 196_510,
 }
 CONFIG_LINES = 2_500
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change."""

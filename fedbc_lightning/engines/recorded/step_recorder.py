@@ -21,8 +21,8 @@ from fedbc_lightning.core.local_training import RecordSteps
 from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.engines.recorded.graphs import GradientGraph, takes_graphs
 from fedbc_lightning.engines.recorded.recording import NotRecordableError, Replay, record
-from fedbc_lightning.engines.recorded.step_graphs import GradientGraph, takes_graphs
 from fedbc_lightning.engines.step_function import (
     LoggedCall,
     LoggedCalls,
