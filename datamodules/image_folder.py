@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryFile, gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from fedbc_lightning.core.files import told
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.partition import Partitioner, PowerLaw
+from fedbc_lightning.data.datasets import natural_clients
+from fedbc_lightning.partition import Natural, Partitioner, PowerLaw
 
-from .own_rows import shorten
+from .image_tree import LAYOUT, SPLITS, Role, find_images
+from .own_rows import by_value, shorten
 from .transforms import Normalize, RandomCrop, WholeBatch, as_augment, check_transforms
 from .vision import OwnTest
 
@@ -33,13 +35,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 FILES_AT_ONCE = 256  # per thread; of single files, starting the thread's work would cost as much as decoding them
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
-LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (also png, bmp, gif, ppm, tiff, webp)"
 
 
 class ImageFolderDataModule(IndexedDataModule):
-    """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
+    """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``, or as announced.
 
     Every image is decoded once at the start, to uint8 in memory, or in a temporary file if they do not fit. Grey images
     of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits or of floats are refused, because it is
@@ -49,6 +48,7 @@ class ImageFolderDataModule(IndexedDataModule):
     Args:
         root: Folder of the tree.
         partitioner: Partitioner that assigns images to clients; None is
+            :class:`~fedbc_lightning.partition.Natural` if ``layout`` or ``clients`` say whose an image is, else
             ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
         image_size: Height and width in pixels to which images are scaled and centrally cropped; with None they are not
             scaled, and must all have the same size.
@@ -63,9 +63,17 @@ class ImageFolderDataModule(IndexedDataModule):
         std: Standard deviation of each channel, or one number for all, for pixels in [0, 1]; pixels are divided by it.
         max_memory_gib: Largest memory that the images may fill, in GiB; larger sets lie in a temporary file in
             ``$TMPDIR``, of which the operating system keeps as much in memory as there is room.
-        test: Use of the folders. With ``"split"`` the images of all folders are pooled, and ``test_fraction`` of each
-            client's images are its test data. With ``"shared"`` the images in ``test`` (or in ``val`` if there is no
-            ``test``) evaluate the global model and belong to no client; clients get all others.
+        test: Use of the splits. With ``"split"`` the images of all are pooled, and ``test_fraction`` of each client's
+            images are its test data. With ``"shared"`` the images of ``test`` (or of ``val`` if there is no ``test``)
+            evaluate the global model and belong to no client; clients get all others. With ``"own"`` they are the test
+            data of the clients that have them. ``test_fraction`` counts for ``"split"`` alone. None is ``"own"`` where
+            images have a split and a client, else ``"split"``.
+        layout: What the folders below ``root`` name, from the root on, e.g. ``[client, class]`` or ``[client, split,
+            class]``; folders below these mean nothing. None is ``[class]``, or ``[split, class]`` if there is a folder
+            ``train``; deeper folders are refused then.
+        clients: Path of a CSV, TSV or Parquet table of the images with the columns ``file``, its path below ``root``,
+            and ``client``, and perhaps ``class`` and ``split``, which folders say otherwise. Files without a row are no
+            data.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
@@ -87,11 +95,15 @@ class ImageFolderDataModule(IndexedDataModule):
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
         max_memory_gib: NotNegative = 4.0,
-        test: OwnTest = "split",
+        test: OwnTest | Literal["own"] | None = None,
+        layout: list[Role] | None = None,
+        clients: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         check_arguments(ImageFolderDataModule, locals(), "data")
-        super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
+        has_clients = clients is not None or "client" in (layout or ())
+        usual = Natural() if has_clients else PowerLaw(20, classes_per_client=2, exponent=1.2)
+        super().__init__(partitioner or usual, **kwargs)
         num_channels = 1 if grayscale else 3
         if not {len(mean), len(std)} <= {1, num_channels} or not all(value > 0 for value in std):
             raise ConfigurationError(
@@ -99,9 +111,8 @@ class ImageFolderDataModule(IndexedDataModule):
                 "the images, std above 0"
             )
         self.image_size, self.grayscale, self.augment = image_size, grayscale, augment
-        self.test = test
-        if test == "shared":
-            self.test_fraction = None
+        self.test, self.layout = test, layout
+        self.clients = None if clients is None else Path(clients).expanduser()
         self.root = Path(root).expanduser()
         self.transform = Normalize(mean, std) if transform is None else WholeBatch(transform)
         self.max_memory_gib = max_memory_gib
@@ -109,56 +120,44 @@ class ImageFolderDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Return the images and their classes, in the order of their paths."""
-        paths, labels, folders = self._find()
-        own_test = self._own_test(folders)
+        found = find_images(self.root, self.layout, self.clients)
+        paths, splits, clients = [self.root / name for name in found["file"]], found["split"], found.get("client")
+        own_test = self._own_test(splits, has_clients=clients is not None)
+        if own_test:
+            self.test_fraction = None
+        names, labels = np.unique(found["class"], return_inverse=True)
+        self.classes = names.tolist()
+        if len(self.classes) < 2:
+            raise ConfigurationError(f"data.root={str(self.root)!r}: images of {len(self.classes)} classes; {LAYOUT}")
         num_channels, height, width = self._read(paths[0]).shape
-        counts = ", ".join(f"{name}/ ({count:,})" for name, count in Counter(folders).items() if name)
-        fate = f"{own_test}/ evaluates the global model" if own_test else "all are pooled (data.test: split)"
+        counts = ", ".join(f"{name}/ ({count:,})" for name, count in Counter(splits).items() if name)
+        use = "tests the clients" if self.test != "shared" else "evaluates the global model"
+        fate = f"{own_test}/ {use}" if own_test else "all are pooled (data.test: split)"
+        kinds = f"classes of {len(set(clients)):,} clients" if clients else "classes"
         rank_zero_info(
-            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes, {height} x {width} pixels, "
+            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} {kinds}, {height} x {width} pixels, "
             f"{'grey' if self.grayscale else 'RGB'}: {shorten(self.classes)}{f'; of {counts} {fate}' * bool(counts)}"
         )
         augment = as_augment(self.augment, RandomCrop(max(width // 8, 1)))
         check_transforms(torch.from_numpy(self._read(paths[0])[None]), self.transform, augment)
         tensors = torch.from_numpy(self._decode(paths, (num_channels, height, width))), torch.from_numpy(labels)
         data = LoadedData(ArrayDataset(tensors, transform=self.transform, augment=augment), labels)
-        return data.with_test(np.array([folder == own_test for folder in folders]), is_shared=True)
+        if clients is not None:
+            data.clients, data.client_names = natural_clients(clients, by_value)
+        return data.with_test(np.array(splits) == own_test, is_shared=self.test == "shared")
 
-    def _own_test(self, folders: list[str]) -> str | None:
-        """Return the folder whose images are kept for testing, or None if all are pooled."""
-        if self.test == "split":
-            return None
+    def _own_test(self, splits: list[str], *, has_clients: bool) -> str | None:
+        """Return the split whose images are kept for testing, or None if all are pooled."""
         # From the last name, so that test goes before val
-        folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in folders), None)
-        if folder is None:
+        found = next((name for name in reversed(SPLITS[1:]) if name in splits), None)
+        if self.test == "split" or (self.test is None and not (found and has_clients)):
+            return None
+        if found is None:
             raise ConfigurationError(
-                f"data.test='shared': there is no folder test or val with images in {str(self.root)!r}; give 'split'"
+                f"data.test={self.test!r}: there is no folder test or val with images in {str(self.root)!r}; give "
+                "'split'"
             )
-        return folder
-
-    def _find(self) -> tuple[list[Path], np.ndarray, list[str]]:
-        """Find the images of the tree, ordered by split, class and name.
-
-        Returns:
-            The paths of the images, the class of each, int64 ``(M,)``, and its split folder, ``train``, ``test``, ...;
-            an empty string if there are no such folders.
-
-        Raises:
-            ConfigurationError: The folder is missing, or does not have images in folders of two classes or more.
-        """
-        root = self.root
-        splits = [root / name for name in SPLIT_FOLDERS if (root / name).is_dir()]
-        if not (root / "train").is_dir():
-            splits = [root] if root.is_dir() else []
-        folders = [folder for split in splits for folder in sorted(split.iterdir()) if folder.is_dir()]
-        found = [(path, folder) for folder in folders for path in _images_under(folder)]
-        self.classes = sorted({folder.name for _, folder in found})
-        if len(self.classes) < 2:
-            what = f"images of {len(self.classes)} classes" if splits else "no such folder"
-            raise ConfigurationError(f"data.root={str(root)!r}: {what}; {LAYOUT}")
-        labels = np.array([self.classes.index(folder.name) for _, folder in found], dtype=np.int64)
-        splits_of = ["" if folder.parent == root else folder.parent.name for _, folder in found]
-        return [path for path, _ in found], labels, splits_of
+        return found
 
     def _read(self, path: Path) -> np.ndarray:
         """Read an image, uint8 ``(C, H, W)``.
@@ -232,13 +231,6 @@ def _mapped(shape: tuple[int, ...]) -> np.ndarray:
         if hasattr(os, "posix_fallocate"):  # macOS has none
             os.posix_fallocate(file.fileno(), 0, size)  # a quota, too, ends here
         return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
-
-
-def _images_under(folder: Path) -> list[Path]:
-    # Ordered by the whole path: torchvision's ImageFolder lists the files of nested folders in another order, and the
-    # order decides which client gets which image.
-    names = (os.path.join(where, name) for where, _, files in os.walk(folder) for name in files)
-    return [Path(name) for name in sorted(names) if os.path.splitext(name)[1].lower() in SUFFIXES]
 
 
 def _converted(file: PILImage, mode: str) -> PILImage:

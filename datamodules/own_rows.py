@@ -123,6 +123,12 @@ def check_columns(wanted: dict[str, Sequence[str | None]], available: list[str],
                 raise ConfigurationError(f"data.{argument}: no column '{name}' in {where}; {hint}")
 
 
+def by_value(name: str) -> tuple[int, int, str]:
+    """Return a sorting key of a name: whole numbers come first, by value, then all others in alphabetical order."""
+    is_whole = name.isascii() and name.isdecimal()
+    return (not is_whole, int(name) if is_whole else 0, name)
+
+
 def shorten(names: Sequence[str], limit: int = 10) -> str:
     """Return a list of the first ``limit`` names, and how many more there are.
 

@@ -17,7 +17,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
-from .own_rows import Rows, check_columns, join_rows, number_classes, readable, shorten
+from .own_rows import Rows, by_value, check_columns, join_rows, number_classes, readable, shorten
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -129,7 +129,7 @@ class TableDataModule(IndexedDataModule):
         self._describe(features, train, features.numbers(table))
         if self.standardize:
             self._numbers = np.concatenate([features.numbers(rows) for rows, _ in tables])
-        return join_rows(train, tests[0] if tests else None, order=_by_value)
+        return join_rows(train, tests[0] if tests else None, order=by_value)
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
         """Standardize the numeric columns, now that the training rows are known."""
@@ -146,7 +146,7 @@ class TableDataModule(IndexedDataModule):
 
     def _find_inputs(self) -> list[str]:
         """Return the names of the columns that are features, after checks of all names, before any row is read."""
-        names = _read_names(self.path, "path")
+        names = read_names(self.path, "path")
         wanted: dict[str, Sequence[str | None]] = {"target": [self.target], "client": [self.client]}
         check_columns(wanted | {"features": self.features or [], "exclude": self.exclude}, names, f"'{self.path}'")
         others = {self.target, self.client, *self.exclude}
@@ -159,15 +159,15 @@ class TableDataModule(IndexedDataModule):
                 "only if it is listed in data.categorical, too"
             )
         if self.test_path is not None:
-            test_names = _read_names(self.test_path, "test_path")
+            test_names = read_names(self.test_path, "test_path")
             check_columns({"target": [self.target], "features": inputs}, test_names, f"'{self.test_path}'")
         return inputs
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
         """Read the columns that are used, without rows that miss a value; a test file may have no client column."""
-        has_client = self.client is not None and self.client in _read_names(path, argument)
+        has_client = self.client is not None and self.client in read_names(path, argument)
         keys = [self.target, *([self.client] if self.client is not None and has_client else [])]
-        table = _read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, {*self.categorical, *keys[1:]})
+        table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, {*self.categorical, *keys[1:]})
         if not len(table):
             raise ConfigurationError(f"data.{argument}='{path}': no row below the header; {LAYOUT}")
         return without_gaps(table, self.target, str(path), drop=self.missing == "drop_rows")
@@ -206,8 +206,13 @@ def _kind(path: Path, argument: str) -> str:
     return kinds[-1]
 
 
-def _read_names(path: Path, argument: str) -> list[str]:
-    """Return the names of a table's columns; those of a saved index, which have no name, are left out."""
+def read_names(path: Path, argument: str) -> list[str]:
+    """Return the names of a table's columns; those of a saved index, which have no name, are left out.
+
+    Args:
+        path: Path of the table.
+        argument: Name of the argument that gives the path, for messages.
+    """
     with readable(path, argument, LAYOUT):
         if _kind(path, argument) in PARQUET:
             from pyarrow import parquet
@@ -217,8 +222,15 @@ def _read_names(path: Path, argument: str) -> list[str]:
         return [name for name in names if not name.startswith("Unnamed: ")]
 
 
-def _read_table(path: Path, columns: list[str], argument: str, names: set[str]) -> DataFrame:
-    """Read columns; fields of the columns ``names`` of a CSV or TSV file are taken as they are written."""
+def read_table(path: Path, columns: list[str], argument: str, names: set[str]) -> DataFrame:
+    """Read columns of a table.
+
+    Args:
+        path: Path of the table.
+        columns: Names of the columns.
+        argument: Name of the argument that gives the path, for messages.
+        names: Names of the columns whose fields are taken as they are written in a CSV or TSV file.
+    """
     with readable(path, argument, LAYOUT):
         if _kind(path, argument) in PARQUET:
             from pyarrow import parquet
@@ -241,12 +253,6 @@ def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first fields of longer lines for an index
         raise ConfigurationError(f"data.{argument}='{path}': its lines have more fields than its header; {LAYOUT}")
     return table
-
-
-def _by_value(name: str) -> tuple[int, int, str]:
-    """Return a sorting key of a name: whole numbers come first, by value, then all others in alphabetical order."""
-    is_whole = name.isascii() and name.isdecimal()
-    return (not is_whole, int(name) if is_whole else 0, name)
 
 
 # Of a categorical column. Each value becomes a feature: a column of names or of free text would make a model of mostly

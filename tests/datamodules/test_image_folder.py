@@ -1,6 +1,7 @@
 """Image folders: trees, sizes, memory, and clear words about what is no such tree."""
 
 import resource
+from itertools import product
 from tempfile import gettempdir
 from types import SimpleNamespace
 
@@ -61,14 +62,14 @@ def test_the_folders_own_test_images_are_kept(tmp_path, caplog):
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(str(tmp_path), IID(2), test="shared"))
         assert len(ready(ImageFolderDataModule(str(tmp_path), IID(2))).source) == 30
-    first, second = [line for line in caplog.text.splitlines() if "images of" in line]
-    assert first.endswith("; of train/ (13), val/ (10), test/ (7) test/ evaluates the global model")
-    assert second.endswith("; of train/ (13), val/ (10), test/ (7) all are pooled (data.test: split)")
-    assert (data.num_samples("train").sum(), data.num_samples("test").sum(), len(data.source)) == (23, 0, 23)
-    pooled = data.pooled_dataset("test")
-    marks = [round(float(image[0].min() * 127.5 + 127.5)) for image, label in pooled if image.std() < 1e-6]
-    assert (len(pooled), marks) == (7, [2])
-    assert [label for _, label in pooled] == [0, 0, 1, 1, 1, 2, 2]
+    found = "; of train/ (13), val/ (10), test/ (7) "
+    assert f"{found}test/ evaluates the global model\n" in caplog.text
+    assert f"{found}all are pooled (data.test: split)\n" in caplog.text
+    assert (data.num_samples("train").sum(), len(data.source)) == (23, 23)
+    marks = [
+        round(float(image.min() * 127.5 + 127.5)) for image, _ in data.pooled_dataset("test") if image.std() < 1e-6
+    ]
+    assert marks == [2]
     with pytest.raises(ConfigurationError, match=r"data.test='shared': there is no folder test or val with images"):
         ready(ImageFolderDataModule(str(tmp_path / "test"), IID(2), test="shared"))
 
@@ -138,7 +139,7 @@ def test_trees_that_are_none(tmp_path):
 
     assert "no such folder" in message(tmp_path / "absent")
     assert "images of 0 classes" in message(tmp_path)
-    write_image_folder(tmp_path / "outer" / "inner")
+    write_image_folder(tmp_path / "outer", num_classes=1)
     assert "images of 1 classes" in message(tmp_path / "outer")
 
 
@@ -158,3 +159,77 @@ def test_a_broken_image_is_named(tmp_path, suffix):
 def test_image_folder_refuses_by_name(arguments):
     with pytest.raises(ConfigurationError, match=r"data\.(\w+=.* data\.)?" + next(iter(arguments))):
         ImageFolderDataModule("anywhere", **arguments)
+
+
+def sites(root, *folders):
+    """Two sites with images of three classes; the images of site 10 are white, those of site 9 black."""
+    for name, folder, kind in product(("10", "9"), folders or ("",), ("cat", "dog", "owl")):
+        path = root / name / folder / kind
+        path.mkdir(parents=True)
+        (path / "._0.png").write_text("of macOS")
+        for number in range(5):
+            Image.new("L", (8, 8), 255 * (name == "10")).save(path / f"{number}.png")
+    return root
+
+
+def test_folders_of_sites_are_the_clients(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        data = ready(ImageFolderDataModule(sites(tmp_path), layout=["client", "class"]))
+    assert "30 images of 3 classes of 2 clients, 8 x 8 pixels" in caplog.text
+    assert (data.client_names, data.classes) == (["9", "10"], ["cat", "dog", "owl"])
+    assert data.label_histogram().tolist() == [[5, 5, 5], [5, 5, 5]]
+    assert data.num_samples("test").tolist() == [3, 3]
+    assert [data.client_train_dataset(k)[0][0].mean().item() for k in (0, 1)] == [-1, 1]
+    assert ready(ImageFolderDataModule(tmp_path, IID(3), layout=["client", "class"])).num_clients == 3
+
+
+def test_split_folders_of_sites_are_their_own(tmp_path, caplog):
+    layout = ["client", "split", "class"]
+    with caplog.at_level("INFO"):
+        data = ready(ImageFolderDataModule(sites(tmp_path, "train", "test"), layout=layout))
+    assert "of train/ (30), test/ (30) test/ tests the clients" in caplog.text
+    assert data.num_samples("train").tolist() == data.num_samples("test").tolist() == [15, 15]
+    pooled = ready(ImageFolderDataModule(tmp_path, layout=layout, test="split", test_fraction=0.4))
+    assert pooled.num_samples("test").tolist() == [12, 12]
+    shared = ready(ImageFolderDataModule(tmp_path, layout=layout, test="shared"))
+    assert (len(shared.pooled_dataset("test")), shared.num_samples("test").sum()) == (30, 0)
+
+
+def test_a_table_says_whose_images_are(tmp_path):
+    root, table = write_image_folder(tmp_path / "images", num_per_class=4), tmp_path / "owners.csv"
+    names = [f"class_{kind}/00{number}.png" for kind in range(3) for number in range(4)]
+    table.write_text("file,client\n" + "".join(f"{name},{'NA' if k % 2 else '7'}\n" for k, name in enumerate(names)))
+    data = ready(ImageFolderDataModule(root, clients=table))
+    assert data.client_names == ["7", "NA"]
+    assert data.label_histogram().tolist() == [[2, 2, 2], [2, 2, 2]]
+    rows = [f"{name},{k % 2},{'ab'[k % 3 == 0]},{'test' if k < 4 else 'train'}\n" for k, name in enumerate(names)]
+    table.write_text("file,client,class,split\n" + "".join(rows[:10]))
+    data = ready(ImageFolderDataModule(root, clients=str(table)))
+    assert (data.classes, data.num_samples("train").tolist()) == (["a", "b"], [3, 3])
+    assert data.num_samples("test").tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"'10/cat/0.png' in '.*' may be read in two ways: give \[client, class\] if '10' is a client and 'cat' a "
+         r"class, or \[class\] if '10' is a class"),
+        ({"root": "train"}, r"'train/10/cat/0.png' .* give \[split, client, class\] if '10' .*, or \[split, class\]"),
+        ({"root": "by", "folder": "train"}, r"give \[client, class\] if 'by' is a client and '10' a class"),
+        ({"folder": "train"}, r"give \[client, split, class\] if '10' is a client and 'cat' a class"),
+        ({"layout": ["client"]}, r"folders and table name \['file', 'client'\]; name class once"),
+        ({"layout": ["client", "site"]}, r"data.layout: got \['client', 'site'\]; give"),
+        ({"layout": ["client", "split", "class"]}, r"'10/cat/0.png' .* has not the folders \[client, split"),
+        ({"layout": ["split", "class"]}, "data.layout: '10' is no split; give train, val, "),
+        ({"table": "file,site\n"}, "data.clients: no column 'client' in '.*t.csv'; there are file, site"),
+        ({"table": "file,client\n10/cat/0.png,\n"}, r"row 1 misses a value, or its file, '10/cat/0.png', is not"),
+        ({"table": "file,client\n10/cat/0.png,a\n10/cat/9.png,a\n"}, r"t.csv': row 2 .*'10/cat/9.png'"),
+    ],
+)  # fmt: skip
+def test_folders_that_were_not_announced_are_refused(tmp_path, options, message):
+    root = sites(tmp_path / options.get("root", ""), options.get("folder", ""))
+    table = tmp_path / "t.csv"
+    table.write_text(options.get("table", ""))
+    given = {"layout": options.get("layout"), "clients": table if "table" in options else None}
+    with pytest.raises(ConfigurationError, match=message):
+        ready(ImageFolderDataModule(tmp_path if "root" in options else root, **given))

@@ -1,0 +1,115 @@
+"""Image files below a folder, and what their folders, or a table beside them, say of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from fedbc_lightning.core.errors import ConfigurationError
+
+from .own_rows import check_columns
+from .table import as_names, read_names, read_table
+
+Role = Literal["split", "client", "class"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+SPLITS = ("train", "val", "valid", "validation", "test")
+LAYOUT = (
+    "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (also png, bmp, gif, ppm, tiff, webp), or "
+    "data.layout"
+)
+TABLE = "expected a table with the columns file, below data.root, and client, and perhaps class and split"
+
+
+def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> dict[str, list[str]]:
+    """Find the images of a tree.
+
+    Args:
+        root: Folder of the tree.
+        layout: What the folders between the root and an image name, from the root on; folders below these mean nothing.
+            None is ``[class]``, or ``[split, class]`` if there is a folder ``train``, without what the table says, and
+            no deeper folders.
+        table: Path of a table with the columns ``file`` and ``client``, and perhaps ``class`` and ``split``; None finds
+            all images below the root.
+
+    Returns:
+        What is known of the M images, ordered by split, then by their folders and names: lists of M texts ``file``,
+        ``class``, ``split`` (empty if there are none), and ``client`` if something says whose an image is.
+
+    Raises:
+        ConfigurationError: The folder or a file is missing, or an image lies in other folders than the layout has.
+    """
+    if not root.is_dir():
+        raise ConfigurationError(f"data.root={str(root)!r}: no such folder; {LAYOUT}")
+    columns = {"file": _names_under(root)} if table is None else _read(root, table)
+    folders = [name.split("/")[:-1] for name in columns["file"]]
+    usual: list[Role] = ["split", "class"] if (root / "train").is_dir() else ["class"]
+    roles = layout or ([] if "class" in columns else usual)
+    named = [*columns, *roles]
+    if named.count("class") != 1 or len(set(named)) < len(named):
+        raise ConfigurationError(
+            f"data.layout: folders and table name {named}; name class once, all others once at most"
+        )
+    for name, parts in zip(columns["file"], folders, strict=True):
+        if len(parts) < len(roles) or (layout is None and 0 < len(roles) < len(parts)):
+            raise ConfigurationError(f"data.layout: {name!r} in {str(root)!r} {_readings(parts, roles)}")
+    columns |= {role: [parts[place] for parts in folders] for place, role in enumerate(roles)}
+    splits = columns.setdefault("split", [""] * len(folders))
+    unknown = {*splits}.difference(("", *SPLITS))
+    if unknown:
+        raise ConfigurationError(f"data.layout: {min(unknown)!r} is no split; give {', '.join(SPLITS)}")
+    keys = zip(
+        map(("", *SPLITS).index, splits), (parts[: len(roles)] for parts in folders), columns["file"], strict=True
+    )
+    order = [place for _, place in sorted(zip(keys, range(len(folders)), strict=True))]
+    return {role: [values[place] for place in order] for role, values in columns.items()}
+
+
+def _shown(roles: Sequence[str]) -> str:
+    return f"[{', '.join(roles)}]"
+
+
+def _readings(parts: list[str], roles: list[Role]) -> str:
+    """Say that the folders of an image are fewer than ``roles``, or in which two ways they may be read."""
+    above = len(roles) - 1
+    if len(parts) <= above:
+        return f"has not the folders {_shown(roles)}; {LAYOUT}"
+    first, *others = parts[above:]
+    announced = ["client", "split", "class"] if others[0] in SPLITS and len(others) > 1 else ["client", "class"]
+    return (
+        f"may be read in two ways: give {_shown([*roles[:-1], *announced])} if {first!r} is a client and "
+        f"{others[len(announced) - 2]!r} a class, or {_shown(roles)} if {first!r} is a class"
+    )
+
+
+def _names_under(root: Path) -> list[str]:
+    """Return the images' paths below a folder, with slashes; hidden files, such as macOS's ``._1.png``, are none."""
+    # Links are followed, as a site's folder often is one to another disk.
+    paths = (Path(where, name) for where, _, files in os.walk(root, followlinks=True) for name in files)
+    names = [path.relative_to(root).as_posix() for path in paths if path.suffix.lower() in SUFFIXES]
+    return sorted(name for name in names if "/." not in f"/{name}")
+
+
+def _read(root: Path, table: Path) -> dict[str, list[str]]:
+    """Read the columns of a table of images that are used.
+
+    Raises:
+        ConfigurationError: The table cannot be read, lacks a column or a value, or names a file that is not there, or
+            one twice.
+    """
+    available = read_names(table, "clients")
+    check_columns({"clients": ["file", "client"]}, available, f"'{table}'")
+    used = [name for name in ("file", *get_args(Role)) if name in available]
+    rows = read_table(table, used, "clients", set(used))
+    columns = {name: as_names(rows[name]).tolist() for name in used}
+    absent = [not (root / name).is_file() for name in columns["file"]]
+    wrong = (rows.isna().any(axis=1) | rows["file"].duplicated()).to_numpy() | absent
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ConfigurationError(
+            f"data.clients='{table}': row {row + 1} misses a value, or its file, {columns['file'][row]!r}, is not in "
+            f"{str(root)!r} or stands in a row before; {TABLE}"
+        )
+    return columns
