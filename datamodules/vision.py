@@ -187,6 +187,7 @@ class CIFAR10DataModule(VisionDataModule):
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 ``(M, 3, 32, 32)``, and the classes, int64 ``(M,)``, of a part."""
+        self.classes = part.classes
         # Contiguous: torchvision turned rows of (C, H, W) into a view of (H, W, C), and batches are gathered faster
         return torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)
 
@@ -244,6 +245,9 @@ class EMNISTDataModule(VisionDataModule):
         **kwargs: Further arguments of :class:`~fedbc_lightning.datamodules.MNISTDataModule`, such as ``download``
             (0.6 GB for all splits; 1.8 GB more when unpacked), ``test`` and ``batch_size``.
 
+    Attributes:
+        characters: Character of each kept class; available after ``setup``.
+
     Raises:
         ConfigurationError: A class is not one of the split, the files are missing and cannot be downloaded, or a file
             is damaged.
@@ -273,6 +277,7 @@ class EMNISTDataModule(VisionDataModule):
         check_arguments(EMNISTDataModule, locals(), "data")
         super().__init__(root, partitioner, **kwargs)
         self.options = {"split": split}
+        self.characters: list[str] = []
         self.layout = f"EMNIST/raw/emnist-{split}-{{train,test}}-{{images-idx3,labels-idx1}}-ubyte"
         count = NUM_CLASSES[split]
         self.classes = list(range(count)) if classes is None else list(classes)
@@ -280,10 +285,16 @@ class EMNISTDataModule(VisionDataModule):
         if not kept or len(kept) < len(self.classes) or not kept <= set(range(count)):
             raise ConfigurationError(f"data.classes={classes}: give some of the classes 0 to {count - 1}, each once")
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """The characters."""
+        return self.characters or None
+
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return upright images of the kept classes, uint8 ``(M, 1, 28, 28)``, and their new classes ``(M,)``."""
         # The files of this split alone count classes from 1; classes that are not kept become -1.
         first_label = 1 if self.options["split"] == "letters" else 0
+        self.characters = [part.classes[first_label + number] for number in self.classes]
         new_number = torch.full((first_label + NUM_CLASSES[self.options["split"]],), -1)
         new_number[first_label + torch.tensor(self.classes)] = torch.arange(len(self.classes))
         targets = new_number[part.targets]

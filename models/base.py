@@ -159,9 +159,11 @@ class Classifier(SupervisedModel):
             ConfigurationError: The data have more classes than the model.
         """
         # The data module of a plain lightning.Trainer may be anybody's, and need not count classes.
-        histogram = getattr(getattr(self.trainer, "datamodule", None), "label_histogram", lambda: None)()
+        data = getattr(self.trainer, "datamodule", None)
+        histogram, names = getattr(data, "label_histogram", lambda: None)(), getattr(data, "class_names", None)
         if histogram is not None and histogram.shape[1] > self.num_classes:
-            raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
+            named = f" ({', '.join(names)})" if names else ""
+            raise self._too_few_classes(f"the data has {histogram.shape[1]} classes{named}")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
+from fedbc_lightning.data.datasets import labels_of_classes
 from fedbc_lightning.data.partition_report import in_words, save_partition_report
 from fedbc_lightning.trainer.arguments import check_datamodule
 
@@ -80,7 +81,7 @@ def _client_rows(datamodule: Any) -> list[list[str]]:
     sizes = {split: counts for split in SPLITS if (counts := datamodule.num_samples(split)).any()}
     histogram, names = datamodule.label_histogram(), datamodule.client_names
     labels = range(0 if histogram is None or histogram.shape[1] > MAX_CLASS_COLUMNS else histogram.shape[1])
-    rows = [["client", *sizes, *(f"c{label}" for label in labels)]]
+    rows = [["client", *sizes, *labels_of_classes(len(labels), datamodule.class_names, "c")]]
     totals = np.sum(list(sizes.values()), axis=0)
     shown: list[int | None] = list(range(len(totals)))
     if len(shown) > MAX_CLIENT_ROWS:

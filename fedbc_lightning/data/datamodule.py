@@ -15,7 +15,17 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.data.datasets import as_arrays, augment_of, identify, join, labels_of, num_bytes, num_items, take
+from fedbc_lightning.data.datasets import (
+    as_arrays,
+    augment_of,
+    class_names_of,
+    identify,
+    join,
+    labels_of,
+    num_bytes,
+    num_items,
+    take,
+)
 from fedbc_lightning.data.inner_modules import OuterDataModule, check_dataset
 from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, OwnLoaders, num_batches, stack
 from fedbc_lightning.data.own_batches import OwnBatches, OwnLoader
@@ -140,6 +150,11 @@ class FederatedDataModule(OuterDataModule):
     def client_names(self) -> list[str] | None:
         """Natural names of the clients, e.g. roles of plays; None if they have no names."""
         return None
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of classes 0, 1, ..., for tables and pictures: the attribute ``classes``; None if there is none."""
+        return class_names_of(self)
 
     # who trains
 

@@ -301,6 +301,22 @@ def as_classes(values: Any, length: int) -> np.ndarray | None:
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iub" else None
 
 
+def class_names_of(data: Any) -> list[str] | None:
+    """Return ``classes``, names of classes 0, 1, ..., of a data module, a data set or the one below a ``Subset``."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    names = getattr(data, "classes", None)
+    if not isinstance(names, (list, tuple)) or not names or not isinstance(names[0], str):  # also no class per sample
+        return None
+    return list(names)
+
+
+def labels_of_classes(num_classes: int, names: Sequence[str] | None, prefix: str = "") -> list[str]:
+    """Return how tables and pictures call classes 0, 1, ...: by names, or by numbers behind a prefix."""
+    names = names or ()
+    return [*names[:num_classes], *(f"{prefix}{label}" for label in range(len(names), num_classes))]
+
+
 def natural_clients(values: Any, order: Callable[[str], Any] | None = None) -> tuple[np.ndarray, list[str]]:
     """Number the natural clients of samples, in the sorted order of their names.
 

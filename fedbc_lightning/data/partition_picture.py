@@ -12,6 +12,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedbc_lightning.data.datasets import labels_of_classes
+
 MAX_ANNOTATED_CELLS = 400
 MAX_NAMED_CLIENTS = 40
 # Of more clients than these, so many are drawn: averages over bins of clients would look alike if each has one class.
@@ -21,7 +23,11 @@ SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
 
 
 def draw(
-    title: str, sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None, names: Sequence[str] | None
+    title: str,
+    sizes: Mapping[str, np.ndarray],
+    histogram: np.ndarray | None,
+    names: Sequence[str] | None,
+    classes: Sequence[str] | None,
 ) -> Figure:
     """Draw the classes of each client on the left and its number of samples on the right; a row is a client.
 
@@ -33,6 +39,7 @@ def draw(
         histogram: Number of samples of each class at each client, ``(N, num_classes)``; with None only the right part
             is drawn.
         names: Names of the clients; None shows their numbers.
+        classes: Names of the classes; None shows their numbers.
     """
     totals = sum(sizes.values(), np.zeros(1, dtype=np.int64))
     label = "client"
@@ -50,7 +57,7 @@ def draw(
         width = float(np.clip(2.2 + 0.42 * histogram.shape[1], 4.2, 9.0))
         figure = Figure(figsize=(width + 4.0, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.0])
-        _draw_classes(figure, left, histogram)
+        _draw_classes(figure, left, histogram, classes)
     _draw_bars(right, sizes, totals)
     first = figure.axes[0]
     first.set_ylabel(label, fontsize=9)
@@ -77,7 +84,7 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
+def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, names: Sequence[str] | None) -> None:
     """Draw the samples of each class at each client."""
     (num_clients, num_classes), top = histogram.shape, histogram.max()
     image = axes.imshow(
@@ -91,7 +98,10 @@ def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
     _style(axes, "samples of each class", "class")
     axes.set_facecolor("#f5f5f5")
     if num_classes <= 20:
-        axes.set_xticks(range(num_classes))
+        labels = [name[:12] for name in labels_of_classes(num_classes, names)]
+        # Names would run into each other if they did not stand upright
+        turned = 90 if max(map(len, labels)) > 3 else 0
+        axes.set_xticks(range(num_classes), labels, rotation=turned, parse_math=False)
     axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
     if num_clients <= 2 * MAX_NAMED_CLIENTS:
         axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)

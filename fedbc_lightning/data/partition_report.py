@@ -32,7 +32,7 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
 
     Returns:
         ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits);
-        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``;
+        ``num_train``, ``num_val``, ``num_test``; ``hash``;
         ``heldout_clients``, their numbers, if there are any; and, if there are labels, the entries of
         :func:`describe_labels`.
     """
@@ -41,7 +41,6 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
     numbers = {
         "num_clients": datamodule.num_clients,
         "num_samples": {"total": int(total.sum()), **_summary(total)},
-        "power_law_exponent": fit_power_law(total),
         **{f"num_{split}": int(sizes[split].sum()) for split in SPLITS},
         "hash": datamodule.partition_hash(),
         **({"heldout_clients": datamodule.heldout.tolist()} if len(datamodule.heldout) else {}),
@@ -79,38 +78,15 @@ def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
 
 def in_words(numbers: dict[str, Any]) -> list[str]:
     """Return in lines what a reader wants to know first of the numbers of :func:`describe_partition`."""
-    sizes, exponent, classes = numbers["num_samples"], numbers["power_law_exponent"], numbers.get("classes_per_client")
+    sizes, classes = numbers["num_samples"], numbers.get("classes_per_client")
     parts = ", ".join(f"{numbers[f'num_{split}']:,} {split}" for split in SPLITS if numbers[f"num_{split}"])
     lines = [f"{numbers['num_clients']:,} clients, {sizes['total']:,} samples ({parts}); {_range(sizes)}"]
     if classes is not None:
         distance = f"label EMD {numbers['label_emd']:.2f} (0: IID, at most 2)"
         lines.append(f"{numbers['num_classes']} classes; {_range(classes)}; {distance}")
-    # A fit below 1.005 would be shown as 1.00, which says no more than the sizes.
-    if exponent is not None and exponent >= 1.005:
-        lines.append(f"fitted power law of the sizes e = {exponent:.2f}")
     if "heldout_clients" in numbers:
         lines.append(f"{len(numbers['heldout_clients']):,} of the clients are held out and never train")
     return lines
-
-
-def fit_power_law(sizes: np.ndarray) -> float | None:
-    """Fit e of the power law s_k ~ e^k to sizes in ascending order: exp of the least-squares slope of log s_k on k.
-
-    Args:
-        sizes: Number of samples of each client, ``(N,)``; clients without samples are left out.
-
-    Returns:
-        The exponent e, at least 1 (all sizes equal); None for fewer than two clients.
-
-    Example:
-        >>> round(fit_power_law(np.array([40, 10, 20])), 3)
-        2.0
-    """
-    logs = np.log(np.sort(sizes[sizes > 0]))
-    if len(logs) < 2:
-        return None
-    ranks = np.arange(len(logs)) - (len(logs) - 1) / 2
-    return float(np.exp(ranks @ (logs - logs.mean()) / (ranks @ ranks)))
 
 
 def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -> dict[str, Any]:
@@ -125,7 +101,8 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
 
     Returns:
         The content of ``partition.json``: the entries of :func:`describe_partition`, ``seed``, and per client ``sizes``
-        (by split), ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None if there are none).
+        (by split), ``label_histogram`` (both None above 10,000 clients), ``client_names`` and ``class_names`` (None
+        if there are none).
     """
     folder = Path(folder)
     make_folder(folder)
@@ -137,6 +114,7 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
         "sizes": {split: datamodule.num_samples(split).tolist() for split in SPLITS} if listed else None,
         "label_histogram": histogram.tolist() if listed and histogram is not None else None,
         "client_names": datamodule.client_names,
+        "class_names": datamodule.class_names,
     }
     write(folder / "partition.json", json.dumps(report) + "\n")
     if isinstance(datamodule, IndexedDataModule):
@@ -154,7 +132,7 @@ def partition_png(datamodule: FederatedDataModule) -> bytes:
     Args:
         datamodule: Data module after ``setup``.
     """
-    key = repr((describe_partition(datamodule), datamodule.client_names))
+    key = repr((describe_partition(datamodule), datamodule.client_names, datamodule.class_names))
     if key not in _drawn:
         from fedbc_lightning.data import partition_picture  # matplotlib takes half a second to import
 
@@ -176,7 +154,8 @@ def draw_partition(datamodule: FederatedDataModule) -> Figure:
 
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
     title = "\n".join(in_words(describe_partition(datamodule)))
-    return partition_picture.draw(title, sizes, datamodule.label_histogram(), datamodule.client_names)
+    names = datamodule.client_names, datamodule.class_names
+    return partition_picture.draw(title, sizes, datamodule.label_histogram(), *names)
 
 
 def _summary(values: np.ndarray) -> dict[str, float]:

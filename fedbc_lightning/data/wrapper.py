@@ -18,7 +18,7 @@ from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.private_lightning import HPARAMS
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
-from fedbc_lightning.data.datasets import as_classes, join, labels_of, natural_clients, num_items
+from fedbc_lightning.data.datasets import as_classes, class_names_of, join, labels_of, natural_clients, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.data.inner_modules import (
     check_dataset,
@@ -134,6 +134,11 @@ class PartitionedDataModule(IndexedDataModule):
     def users_module(self) -> LightningDataModule:
         """The wrapped module, if it is one."""
         return self.data if isinstance(self.data, AnyDataModule) else self
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The attribute ``classes`` of the wrapped module or data set, or of the module's training data."""
+        return class_names_of(self.data) or class_names_of(self.source)
 
     def load(self) -> LoadedData:
         """Return the training data, joined with the test data if ``pool`` is true."""

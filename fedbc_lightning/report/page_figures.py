@@ -128,9 +128,9 @@ def partition(title: str, content: Mapping[str, Any]) -> Picture:
         content: Content of ``partition.json``, with the sizes of all clients.
     """
     sizes = {split: np.asarray(counts) for split, counts in content["sizes"].items()}
-    histogram, names = content.get("label_histogram"), content.get("client_names")
+    histogram, names = content.get("label_histogram"), map(content.get, ("client_names", "class_names"))
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = partition_picture.draw("", sizes, None if histogram is None else np.asarray(histogram), names)
+        figure = partition_picture.draw("", sizes, None if histogram is None else np.asarray(histogram), *names)
         svg = as_svg(figure)
     alt = f"Number of samples of each class at each of {max(map(len, sizes.values()))} clients, and of all together."
     return Picture(svg, title, alt)

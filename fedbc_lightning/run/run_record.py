@@ -42,7 +42,7 @@ Mode = Literal["min", "max"]
 # Types of what is read of ``partition.json``, which may come from somebody else.
 PARTITION = {
     "hash": str, "sizes": dict[str, list[int]] | None, "label_histogram": list[list[int]] | None,
-    "client_names": list[str] | None, "heldout_clients": list[int],
+    "client_names": list[str] | None, "class_names": list[str] | None, "heldout_clients": list[int],
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 from matplotlib import pyplot
 from torch.utils.data import TensorDataset
 
+from fedbc_lightning.cli.printed_tables import show_partition
 from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, partition_report
 from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition
 
@@ -46,13 +47,6 @@ def test_label_distances_by_hand():
     assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
 
 
-def test_power_law_by_hand():
-    assert partition_report.fit_power_law(np.array([8, 1, 4, 2])) == pytest.approx(2.0)
-    slope = np.polyfit([1, 2, 3], np.log([1, 2, 9]), 1)[0]
-    assert partition_report.fit_power_law(np.array([9, 0, 1, 2])) == pytest.approx(np.exp(slope))
-    assert partition_report.fit_power_law(np.array([5])) is None
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -78,10 +72,11 @@ def test_every_kind_of_picture_is_drawn(data, tmp_path):
 
 
 class Named(FederatedDataModule):
-    """Clients with names."""
+    """Clients and classes with names."""
 
     num_clients = 2
     client_names = ("$a_{$", "[/b]")  # matplotlib would read the first one as a formula
+    classes = ("[/b]", "$ill_{$")
 
     def client_train_dataset(self, client):
         return TensorDataset(torch.zeros(4 + client, 2), torch.tensor([0, 1, 1, 1, 0])[: 4 + client])
@@ -90,11 +85,15 @@ class Named(FederatedDataModule):
         return None
 
 
-def test_saved_report(tmp_path):
+def test_saved_report(tmp_path, capsys):
     report = partition_report.save_partition_report(Named(seed=3), tmp_path / "new" / "folder")
     saved = json.loads((tmp_path / "new" / "folder" / "partition.json").read_text())
     assert saved == json.loads(json.dumps(report))
-    assert saved["client_names"] == ["$a_{$", "[/b]"]
+    assert (saved["client_names"], saved["class_names"]) == (["$a_{$", "[/b]"], ["[/b]", "$ill_{$"])
+    figure = partition_report.draw_partition(Named(seed=3))
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == saved["class_names"]
+    show_partition(Named(seed=3), tmp_path)
+    assert "client  train  [/b]  $ill_{$" in capsys.readouterr().out
     assert saved["sizes"] == {"train": [4, 5], "val": [0, 0], "test": [0, 0]}
     assert saved["label_histogram"] == [[1, 3], [2, 3]]
     assert saved["seed"] == 3
