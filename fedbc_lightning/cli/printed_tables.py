@@ -17,7 +17,7 @@ from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.datasets import labels_of_classes
 from fedbc_lightning.data.partition_report import in_words, save_partition_report
-from fedbc_lightning.trainer.arguments import check_datamodule
+from fedbc_lightning.trainer.arguments import as_datamodule
 
 if TYPE_CHECKING:
     from fedbc_lightning.planning import Plan
@@ -64,7 +64,7 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     Raises:
         ConfigurationError: The data are not split over clients.
     """
-    check_datamodule(datamodule)
+    as_datamodule(datamodule)
     datamodule.prepare_data()
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)

@@ -162,9 +162,11 @@ def build(words: list[str]) -> FederatedCLI:
 
 def _leave_others(data: dict[str, Any], client: Any) -> None:
     """Leave a client its own data alone, and the server none, where the config lists those of each site."""
-    names = [str(name) for name in data.get("names") or ()]
-    mine = names.index(str(client)) if str(client) in names else client
+    names = [str(name) for name in data.get("names") or data.get("train", ())]
+    mine = str(names.index(str(client)) if str(client) in names else client)
     for split in ("train", "val", "test"):
         sites = data.get(split)
-        if isinstance(sites, list):
-            data[split] = [site if str(k) == str(mine) else None for k, site in enumerate(sites)]
+        if isinstance(sites, dict):
+            data[split] = {name: site if mine == str(names.index(str(name))) else None for name, site in sites.items()}
+        elif sites:
+            data[split] = [site if mine == str(k) else None for k, site in enumerate(sites)]

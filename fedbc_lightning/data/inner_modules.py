@@ -83,13 +83,17 @@ def check_dataset(dataset: Any, where: str) -> None:
             f"{where} {type(dataset).__name__} of data sets; where each client has one, give the list to "
             "fedbc_lightning.SitesDataModule; else join them, torch.utils.data.ConcatDataset(...)"
         )
-    is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-    if not is_map or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
+    if not has_items(dataset) or isinstance(dataset, (tuple, DataLoader, IterableDataset)):
         raise ConfigurationError(
             f"{where} {type(dataset).__name__}; give a map-style Dataset with __len__ and __getitem__, such as "
             "TensorDataset(*tensors); batches are made here. Streams and loaders of your own can be "
             "the sites of fedbc_lightning.SitesDataModule"
         )
+
+
+def has_items(dataset: Any) -> bool:
+    """Return whether an object has a number of items and each of them, as data sets of any library have."""
+    return hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
 
 
 def loader_of(module: LightningDataModule, split: str) -> Any:

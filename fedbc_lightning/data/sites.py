@@ -8,14 +8,17 @@ from typing import Annotated, Any
 
 import numpy as np
 from lightning.pytorch.core.hooks import DataHooks
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
+from fedbc_lightning.data.datasets import class_names_of
 from fedbc_lightning.data.inner_modules import (
     check_dataset,
+    has_items,
     loader_of,
     loader_options,
     only_loader,
@@ -23,7 +26,14 @@ from fedbc_lightning.data.inner_modules import (
     way_of,
 )
 
-Site = AnyDataModule | Dataset | DataLoader | list | dict  # further loaders of batches are taken in Python
+Site = AnyDataModule | Dataset | DataLoader  # what a config can name; in Python also what OwnBatches takes
+NO_DATA = (list, tuple, dict, str, np.ndarray, Tensor)  # have items, but are loaders or no site; see OwnBatches
+Sites = Sequence[Site | None] | Mapping[str, Site | None]
+
+
+def is_data(site: Any) -> bool:
+    """Return whether a site is a data set, of torch or of another library, and no loader."""
+    return isinstance(site, Dataset) or (has_items(site) and not isinstance(site, NO_DATA))
 
 
 class DataElsewhere(Dataset):
@@ -50,7 +60,7 @@ class DataElsewhere(Dataset):
 
 
 class SitesDataModule(FederatedDataModule):
-    """One data set per client, as hospitals, devices or domains have them.
+    """One data set per client, as hospitals, devices or domains have them: a list, or a mapping from names.
 
     A site is a map-style Dataset, a stream (``IterableDataset``), a LightningDataModule, whose loaders give training,
     validation and test data, or what its ``train_dataloader`` may return: a loader, or several in a list, a dict or
@@ -58,11 +68,12 @@ class SitesDataModule(FederatedDataModule):
     loader, as under ``lightning.Trainer``.
 
     Args:
-        train: Training data of each client; None where these are elsewhere, at a worker of ``trainer.backend``.
-        test: Test data of each client, None where a client has none; without this list they are those of the sites'
-            LightningDataModules, or ``test_fraction`` of the training data.
-        val: Validation data of each client, in the same way; without this list ``val_fraction`` cuts them.
-        names: Name of each client; None if they have no names.
+        train: Training data of each client; None where these are elsewhere, at a worker of ``trainer.backend``. The
+            keys of a mapping are the clients' names.
+        test: Test data of each client, None where a client has none, which a mapping may leave out; without this
+            argument they are those of the sites' LightningDataModules, or ``test_fraction`` of the training data.
+        val: Validation data of each client, in the same way; without this argument ``val_fraction`` cuts them.
+        names: Name of each client; None takes the keys of ``train``, or no names for a list.
         sizes: Number of training samples of each client, where they are streams; None counts them in one pass.
         test_fraction: Fraction of each client's training samples that are its test data, in [0, 1); stratified by class
             where labels are known. It is for data without test data of their own.
@@ -71,14 +82,13 @@ class SitesDataModule(FederatedDataModule):
         **kwargs: Further arguments of :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: The lists have different lengths, a site's data cannot be used, or sites' loaders differ in
-            how they make batches.
+        ConfigurationError: The lists have different lengths, a name is unknown, a site's data cannot be used, or sites
+            differ in how their loaders make batches, or in the names of their classes.
 
     Example:
         >>> import torch
         >>> from torch.utils.data import TensorDataset
-        >>> sizes = {"Bern": 20, "Oslo": 30}
-        >>> data = SitesDataModule([TensorDataset(torch.randn(n, 3)) for n in sizes.values()], names=list(sizes))
+        >>> data = SitesDataModule({name: TensorDataset(torch.randn(n, 3)) for name, n in [("Bern", 20), ("Oslo", 30)]})
         >>> data.setup()
         >>> data.client_names, data.num_samples("train").tolist()
         (['Bern', 'Oslo'], [20, 30])
@@ -86,39 +96,42 @@ class SitesDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        train: Sequence[Site | None],
-        test: Sequence[Site | None] | None = None,
-        val: Sequence[Site | None] | None = None,
+        train: Sites,
+        test: Sites | None = None,
+        val: Sites | None = None,
         *,
         names: Sequence[str] | None = None,
-        sizes: Sequence[int] | None = None,
+        sizes: Sequence[int] | Mapping[str, int] | None = None,
         test_fraction: Annotated[float, SHARE] = 0.0,
         batch_size: Annotated[int, at_least(1)] | None = None,
         eval_batch_size: Annotated[int, at_least(1)] | None = None,
         **kwargs: Any,
     ) -> None:
         check_arguments(SitesDataModule, locals(), "data")
-        lists: dict[str, Any] = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
+        if isinstance(train, Mapping) and names is None:
+            names = list(train)
+        given = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
+        lists: dict[str, Any] = {name: _in_order(value, names, f"data.{name}") for name, value in given.items()}
+        if not len(lists["train"]):
+            raise ConfigurationError("data.train: no site; give one or more")
         for name, listed in lists.items():
-            if not isinstance(listed, (list, tuple, np.ndarray, type(None))):
-                kind = type(listed).__name__
-                raise ConfigurationError(f"data.{name}: got {kind}; give a list of the sites, and data.names for names")
             if listed is not None and len(listed) != len(train):
                 raise ConfigurationError(f"data.{name}: {len(listed)} entries for {len(train)} sites; give one each")
         super().__init__(batch_size=batch_size or 32, eval_batch_size=eval_batch_size or 512, **kwargs)
         self.num_clients, self.test_fraction, self._names = len(train), test_fraction, names
-        self.elsewhere = [client for client, site in enumerate(train) if site is None]
+        self.classes: list[str] | None = None
+        self.elsewhere = [client for client, site in enumerate(lists["train"]) if site is None]
         self._facts: dict[int, dict[str, DataElsewhere]] = {}
         self._given, self._given_batch_sizes = lists, (batch_size, eval_batch_size)
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
-        self.stream_sizes = sizes
+        self.stream_sizes = lists["sizes"]
         if names is not None and len(set(names)) < len(names):
             raise ConfigurationError("data.names: a name is given twice; give each site its own")
         if test_fraction and test is not None:
             raise ConfigurationError("data.test_fraction: the sites have data.test; leave one of the two out")
-        given = [site for sites in (train, test, val) for site in sites or ()]
-        self.inner_modules = list({id(site): site for site in given if isinstance(site, AnyDataModule)}.values())
+        modules = [site for split in SPLITS for site in lists[split] or () if isinstance(site, AnyDataModule)]
+        self.inner_modules = list({id(module): module for module in modules}.values())
         for module in self.inner_modules:
             hook = next((name for name in TRANSFER_HOOKS if overrides(module, name, DataHooks)), None)
             if hook is not None:
@@ -129,7 +142,7 @@ class SitesDataModule(FederatedDataModule):
 
     @property
     def client_names(self) -> list[str] | None:
-        """The argument ``names``."""
+        """The argument ``names``, or the keys of ``train``."""
         return None if self._names is None else [str(name) for name in self._names]
 
     def take_facts(self, client: int, counts: Mapping[str, Sequence[int]]) -> None:
@@ -161,12 +174,13 @@ class SitesDataModule(FederatedDataModule):
         for split in SPLITS:  # the test data last, for which many modules are set up once more
             source = "train" if self._given[split] is None else split
             for k, site in enumerate(self._given[source] or ()):
-                where = f"data.{source}[{k}]"
+                where = f"data.{source}[{(self._names or range(self.num_clients))[k]!r}]"
                 if isinstance(site, AnyDataModule):
                     name = f"{where}: {type(site).__name__}.{split}_dataloader"
                     sites[k][split] = self._take(loader_of(site, split), split, name, k)
                 elif source == split:
-                    sites[k][split] = site if isinstance(site, Dataset) else self._take(site, split, where, k)
+                    sites[k][split] = site if is_data(site) else self._take(site, split, where, k)
+                self._agree_in_classes(sites[k].get(split), where)
         self._sites = sites
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,6 +230,15 @@ class SitesDataModule(FederatedDataModule):
             made["val"] = self._checked_dataset(own, f"val[{client}]", "val", client)
         return made
 
+    def _agree_in_classes(self, dataset: Dataset | None, where: str) -> None:
+        """Take over the names of the classes, or raise if another site means other classes by the same numbers."""
+        found = class_names_of(dataset)
+        self.classes = self.classes or found
+        if found not in (None, self.classes):
+            raise ConfigurationError(
+                f"{where}: its classes are {found}, another site's {self.classes}; give all the same, in one order"
+            )
+
     def _take(self, loader: Any, split: str, where: str, client: int) -> Dataset | None:
         """Return the data set behind a plain loader, whose way to make batches all sites must share, or the loaders."""
         loader, is_training = only_loader(loader), split == "train"
@@ -241,3 +264,22 @@ class SitesDataModule(FederatedDataModule):
                 f"{known.get(differing[0])}; give all sites the same, or data.batch_size and data.eval_batch_size"
             )
         vars(self).update(way | {"loader_options": options} if is_training else {"eval_batch_size": way["batch_size"]})
+
+
+def _in_order(given: Any, names: Sequence[str] | None, where: str) -> Any:
+    """Return what sites are given as a list in the order of their names; a mapping may leave sites out.
+
+    Raises:
+        ConfigurationError: It is neither a list nor a mapping, or a name is unknown.
+    """
+    if isinstance(given, Mapping):
+        known = list(names or ())
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(str(name), map(str, known), f"data.train has {known}, a mapping or names")
+                raise ConfigurationError(f"{where}: no site {name!r}; {hint}")
+        return [given.get(name) for name in known]
+    if not isinstance(given, (list, tuple, np.ndarray, type(None))):
+        kind = type(given).__name__
+        raise ConfigurationError(f"{where}: got {kind}; give a list of the sites, or a mapping from their names")
+    return given

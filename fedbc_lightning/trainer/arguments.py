@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
@@ -9,13 +10,16 @@ from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import IterableDataset
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, both, listed, overrides
 from fedbc_lightning.core.private_lightning import stops_after_epochs
-from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data import FederatedDataModule, SitesDataModule
+from fedbc_lightning.data.inner_modules import plain_dataset
+from fedbc_lightning.data.sites import is_data
 from fedbc_lightning.run.settings import RunSettings
 
 AVERAGING = "a callback that averages the global model over rounds, see `docs/howto/hooks.md`"
@@ -103,22 +107,26 @@ def check_callbacks(given: Any) -> list[Callback]:
     return callbacks
 
 
-def check_datamodule(datamodule: Any, model: Any = None) -> None:
-    """Raise unless the data are a FederatedDataModule with all its methods.
+def as_datamodule(datamodule: Any, model: Any = None) -> FederatedDataModule:
+    """Return the data as a FederatedDataModule with all its methods.
 
     Args:
-        datamodule: Object that was given as data.
+        datamodule: Object that was given as data: a FederatedDataModule, or a mapping from clients' names to data.
         model: Module that was given; if it has a ``train_dataloader`` of its own, the message says what to do.
 
     Raises:
         ConfigurationError: The data are of another kind, or a data module that lacks a method.
     """
+    if isinstance(datamodule, Mapping):
+        found = [plain_dataset(site) or site for site in datamodule.values()]
+        is_cut = all(is_data(site) and not isinstance(site, IterableDataset) for site in found)
+        return SitesDataModule(datamodule, test_fraction=0.2 if is_cut else 0.0)
     if not isinstance(datamodule, FederatedDataModule):
         own = "" if not overrides(model, "train_dataloader", DataHooks) else f" of {type(model).__name__}"
         raise ConfigurationError(
             f"data: {_found(datamodule)}; give a FederatedDataModule. Any other data module, or the data set behind a "
             f"train_dataloader{own}, gets clients by fedbc_lightning.PartitionedDataModule(data, partitioner), and "
-            f"one data set per client by fedbc_lightning.SitesDataModule([...]). {_ORDER}"
+            f"one data set per client is a dict from their names, {{name: data, ...}}. {_ORDER}"
         )
     if not hasattr(datamodule, "loader_options"):
         name = type(datamodule).__name__
@@ -126,6 +134,7 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
     _check_methods("data", datamodule, FederatedDataModule, {
         "client_train_dataset": "client", "client_test_dataset": "client",
     })  # fmt: skip
+    return datamodule
 
 
 def check_algorithm(algorithm: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -41,9 +41,9 @@ from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trained_model import check_out, export, predict
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import (
+    as_datamodule,
     callbacks_of_settings,
     check_algorithm,
-    check_datamodule,
     with_callbacks_of,
 )
 from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
@@ -80,7 +80,7 @@ class FederatedTrainer(RunView):
     def fit(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
         other_seed: bool = False,
@@ -90,7 +90,9 @@ class FederatedTrainer(RunView):
 
         Args:
             model: Any LightningModule with automatic optimization.
-            datamodule: A FederatedDataModule; wrap any other in PartitionedDataModule.
+            datamodule: A FederatedDataModule; wrap any other in PartitionedDataModule. A dict from the clients' names
+                to their data is ``SitesDataModule(dict)``; where all of them are Datasets, or DataLoaders of such,
+                0.2 of each client's samples are its test data.
             algorithm: The federated algorithm, e.g. ``FedBC(dual_lr=1e-3)``.
             ckpt_path: Checkpoint from which to resume as if the run had never stopped; ``last``: that of this run, as
                 settings and partition tell it; if there is none, a warning says so and a new run starts. None: start
@@ -112,7 +114,7 @@ class FederatedTrainer(RunView):
     def validate(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
     ) -> dict[str, float]:
@@ -129,7 +131,7 @@ class FederatedTrainer(RunView):
     def test(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
     ) -> dict[str, float]:
@@ -143,7 +145,7 @@ class FederatedTrainer(RunView):
     def predict(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
         dataloaders: Iterable[Any] | None = None,
@@ -173,7 +175,7 @@ class FederatedTrainer(RunView):
     def export(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
         client: str | int | None = None,
@@ -213,7 +215,7 @@ class FederatedTrainer(RunView):
     def verify(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule,
+        datamodule: LightningDataModule | Mapping[str, Any],
         algorithm: FederatedAlgorithm,
         ckpt_path: str | os.PathLike,
         client: str | int,
@@ -235,8 +237,7 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: There are no such messages, or the client has sent something else.
         """
-        check_datamodule(datamodule, model)
-        data: Any = datamodule
+        data = as_datamodule(datamodule, model)
         folder = run_of(Path(ckpt_path))
         if folder is None:
             raise ConfigurationError(f"ckpt_path: '{ckpt_path}' is in no run folder, which has the messages.")
@@ -252,7 +253,7 @@ class FederatedTrainer(RunView):
     def plan(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | None = None,
+        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
         algorithm: FederatedAlgorithm | None = None,
     ) -> Plan:
         """Estimate time, memory, disk and bytes of :meth:`fit` from a few steps, without writing anything.
@@ -297,7 +298,7 @@ class FederatedTrainer(RunView):
         # Before anything is started or written: a mistake in what is given costs no process and no folder.
         model = unwrapped(model)
         check_module(model)
-        check_datamodule(datamodule, model)
+        datamodule = as_datamodule(datamodule, model)
         check_algorithm(algorithm)
         self._given = datamodule, algorithm
         request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed, is_strict)

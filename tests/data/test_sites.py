@@ -20,7 +20,9 @@ def tensors(size, seed=0):
 
 
 TRAIN = [tensors(n, k) for k, n in enumerate(SIZES.values())]
+NAMED = dict(zip(SIZES, TRAIN, strict=True))
 TEST = [tensors(n // 2, 9 + k) for k, n in enumerate(SIZES.values())]
+NAMED_TEST = dict(zip(reversed(SIZES), reversed(TEST), strict=True))
 
 
 class Hospital(LightningDataModule):
@@ -76,6 +78,7 @@ def run(tmp_path, data, **options):
 
 SITES = {
     "lists": lambda: SitesDataModule(TRAIN, TEST, names=list(SIZES), batch_size=4, eval_batch_size=5),
+    "mappings": lambda: SitesDataModule(NAMED, NAMED_TEST, batch_size=4, eval_batch_size=5),
     "modules": lambda: SitesDataModule([Hospital(k) for k in range(3)], names=list(SIZES)),
 }
 
@@ -94,7 +97,7 @@ def test_sites_equal_the_same_data_with_natural_clients(tmp_path, kind):
     assert data.client_names == expected.client_names == list(SIZES)
     for split in ("train", "test"):
         assert data.num_samples(split).tolist() == expected.num_samples(split).tolist()
-    if kind == "lists":
+    if kind != "modules":
         assert (data.label_histogram() == expected.label_histogram()).all()
 
 
@@ -121,6 +124,30 @@ def test_parts_of_a_site_are_cut_where_it_has_no_data_of_its_own():
     assert data.num_samples("test").tolist() == [0, 6, 3]
 
 
+class Pictures:
+    """A data set of another library than torch, with names of its classes."""
+
+    def __init__(self, classes="xyz", data=TRAIN[0]):
+        self.classes, self.data = list(classes), data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+def test_a_dict_of_data_is_fitted(tmp_path, capsys):
+    sites = {"Bern": Pictures(), "Oslo": DataLoader(TRAIN[1], batch_size=10, shuffle=True), "Rome": TRAIN[2]}
+    trainer = make_trainer(tmp_path, max_rounds=2, clients_per_round=1.0)
+    result = trainer.fit(make_model(BoringModel), sites, FedAvg())
+    assert result.partition["sizes"]["test"] == [4, 3, 1]
+    assert (result.partition["client_names"], result.partition["class_names"]) == (list(SIZES), ["x", "y", "z"])
+    modules = {name: Hospital(k) for k, name in enumerate(SIZES)}
+    result = make_trainer(tmp_path, max_rounds=1).fit(make_model(BoringModel), modules, FedAvg())
+    assert result.partition["sizes"]["test"] == [10, 6, 3]
+
+
 class Moving(Hospital):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return batch
@@ -132,7 +159,12 @@ class Moving(Hospital):
         (lambda: SitesDataModule(TRAIN, TEST[:2]), r"data\.test: 2 entries for 3 sites"),
         (lambda: SitesDataModule(TRAIN, names=["a", "b", "a"]), r"data\.names: a name is given twice"),
         (lambda: SitesDataModule(TRAIN, TEST, test_fraction=0.2), r"data\.test_fraction: the sites have data\.test"),
-        (lambda: SitesDataModule({"a": TRAIN[0]}), r"data\.train: got dict; give a list .* data\.names"),
+        (lambda: SitesDataModule({}), r"data\.train: no site; give one or more"),
+        (lambda: SitesDataModule(NAMED, {"Olso": TEST[0]}), r"data\.test: no site 'Olso'; did you mean 'Oslo'\?"),
+        (lambda: SitesDataModule(TRAIN, {"Oslo": TEST[0]}), r"no site 'Oslo'; data.train has \[\], a mapping"),
+        (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset, a"),
+        (lambda: SitesDataModule({"a": Pictures("xy"), "b": Pictures("yx")}).setup(),
+         r"train\['b'\]: its classes are \['y', 'x'\], another site's \['x', 'y'\]"),
         (lambda: SitesDataModule(TRAIN, TEST[0]), r"data\.test: got TensorDataset; give a list"),
         (lambda: SitesDataModule([Moving(0)]), "Moving has on_after_batch_transfer, .* define it in the LightningMod"),
         (lambda: SitesDataModule([Hospital(0), Hospital(1, 8)]).setup(), r"train\[1\]: .* its loader has batch_size=8"),

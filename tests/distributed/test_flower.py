@@ -190,11 +190,10 @@ CONFIG = """\
 data:
   class_path: SitesDataModule
   init_args:
-    names: [Bern, Oslo]
     test_fraction: 0.25
     train:
-      - {class_path: my_sites.Site, init_args: {number: 0}}
-      - {class_path: my_sites.Site, init_args: {number: 1}}
+      Bern: {class_path: my_sites.Site, init_args: {number: 0}}
+      Oslo: {class_path: my_sites.Site, init_args: {number: 1}}
 """
 
 
