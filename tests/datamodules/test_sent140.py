@@ -57,9 +57,6 @@ def test_accounts_with_enough_tweets(tmp_path):
     inputs, targets = next(iter(data.client_train_dataloader(0)))
     assert (inputs.shape[1], set(targets.tolist())) == (25, {0, 1})
     assert int(data.source.pool.tensors[0].max()) == 1 + len(data.vocabulary) < 10_000
-    assert ready(path, Natural(num_clients=7, min_samples=30)).num_clients == 7
-    with pytest.raises(ConfigurationError, match="772"):
-        ready(path, Natural(num_clients=772, min_samples=30))
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_emnist_letters_count_from_zero(tmp_path):
     only = ready(EMNISTDataModule(str(tmp_path), "letters", [25, 0], IID(3), download=False))
     assert torch.equal(images_of(only)[:, 0], torch.from_numpy(images[np.isin(labels, [1, 26])]))
     assert np.bincount(only.labels).tolist() == [12, 12]
+    assert only.class_names == ["z", "a"]
 
 
 # the variants of Fed+
@@ -123,10 +124,6 @@ def test_mnist_robust(tmp_path):
     for num_clients, fraction, expected_number in ((50, None, 10), (20, None, 2), (5, 0.0, 0), (5, 0.01, 1)):
         some = ready(MNISTRobustDataModule(str(tmp_path), num_clients, fraction, download=False))
         assert len(set(some.negated_clients.tolist())) == expected_number
-    again, other = (ready(MNISTRobustDataModule(str(tmp_path), 10, 0.5, download=False, seed=seed)) for seed in (3, 4))
-    assert len(again.negated_clients) == 5
-    assert not np.array_equal(again.negated_clients, other.negated_clients)
-    assert again.partition_hash() == data.partition_hash()
 
 
 def test_mnist_personal(tmp_path):
@@ -155,8 +152,6 @@ def test_mnist_personal(tmp_path):
     inputs, _ = data.source[int(data.parts[0][0])]
     expected = (pixels[data.parts[0][0]] / 255 - 0.1307) / 0.3081
     assert inputs[0].numpy() == pytest.approx(expected, abs=1e-4)
-    again = ready(MNISTPersonalDataModule(str(tmp_path), 5, negated_fraction=0.4, download=False, seed=1))
-    assert torch.equal(images_of(again), images_of(data))
     robust = ready(MNISTRobustDataModule(str(tmp_path), 5, 0.4, download=False, seed=1))
     assert np.array_equal(robust.negated_clients, data.negated_clients)
     assert robust.partition_hash() == data.partition_hash()
