@@ -86,9 +86,12 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
 
 def _names_under(root: Path) -> list[str]:
     """Return the images' paths below a folder, with slashes; hidden files, such as macOS's ``._1.png``, are none."""
+    names = []
     # Links are followed, as a site's folder often is one to another disk.
-    paths = (Path(where, name) for where, _, files in os.walk(root, followlinks=True) for name in files)
-    names = [path.relative_to(root).as_posix() for path in paths if path.suffix.lower() in SUFFIXES]
+    for where, _, files in os.walk(root, followlinks=True):
+        above = Path(where).relative_to(root).as_posix() + "/"
+        images = [name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES]
+        names += [(above + name).removeprefix("./") for name in images]
     return sorted(name for name in names if "/." not in f"/{name}")
 
 
