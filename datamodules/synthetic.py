@@ -14,8 +14,6 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Natural
 
-CHUNK = 1024  # clients whose models are drawn at once, which bounds the memory of the draws in float64
-
 
 class SyntheticDataModule(IndexedDataModule):
     """Synthetic(alpha, beta) of Li et al. 2020 (FedProx), as the FedBC paper uses it (both 0.5, N = 30).
@@ -104,10 +102,8 @@ class SyntheticDataModule(IndexedDataModule):
         rng.normal(0, self.alpha, num_clients)  # u_i: drawn as in the public codes but unused, as it changes no argmax
         input_means = np.repeat(rng.normal(0, self.beta, (num_clients, 1)), self.dimension, axis=1)  # B_i
         num_models = 1 if self.iid else num_clients
-        models = np.empty((num_models, self.dimension + 1, self.num_classes), dtype=np.float32)  # W_i above b_i
-        for start in range(0, num_models, CHUNK):
-            some = models[start : start + CHUNK]
-            some[:] = rng.standard_normal(some.shape)
+        models = rng.standard_normal((num_models, self.dimension + 1, self.num_classes))  # W_i above b_i
+        models = models.astype(np.float32)
         # Without this draw of v_i around B_i, all coordinates of a client's inputs have the mean B_i.
         if not self.iid:
             input_means += rng.standard_normal((num_clients, self.dimension))  # v_i
