@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.devices import device_name, tf32_used
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, Measured, measured, train_name
@@ -93,7 +94,7 @@ class TerminalView:
     def __init__(self, console: Console, trainer: RunView) -> None:
         self._trainer, self._numbers, self._notices = trainer, "", list[str]()
         self._progress = Progress(
-            TextColumn("round {task.fields[round]}/{task.total}"),
+            TextColumn("round {task.fields[round]:{task.fields[digits]}}/{task.total}"),
             BarColumn(),
             TextColumn("{task.fields[work]}"),
             TimeElapsedColumn(),
@@ -101,9 +102,9 @@ class TerminalView:
             TextColumn("left"),
             console=console,
         )
-        done = trainer.current_round
-        self._rounds = self._progress.add_task("", total=trainer.max_rounds, completed=done, round=done, work="")
-        self._steps = self._progress.add_task("", total=None, visible=False, round=0, work="")
+        shown = {"round": trainer.current_round, "digits": len(str(trainer.max_rounds)), "work": ""}
+        self._rounds = self._progress.add_task("", total=trainer.max_rounds, **shown)
+        self._steps = self._progress.add_task("", total=None, visible=False, **shown)
         self._streams, self._handlers = (sys.stdout, sys.stderr), list[tuple[logging.StreamHandler, Any]]()
         self._live = Live(
             get_renderable=self._render,
@@ -142,15 +143,16 @@ class TerminalView:
 
     def _render(self) -> Group:
         trainer, work = self._trainer, self._trainer.federation.bench.work
-        done, said = float(trainer.finished_round), ""
+        done, of_all = float(trainer.finished_round), f" ×{trainer.world_size}" if trainer.world_size > 1 else ""
+        # Everything has its width from the start, so that nothing moves to and fro.
+        said = f"client {work.num_begun:{len(str(work.num_clients))}}/{work.num_clients}{of_all}"
         if trainer.current_round > trainer.finished_round:
             done += work.fraction
-            of_all = f" ×{trainer.world_size}" if trainer.world_size > 1 else ""
-            said = f"client {work.num_begun}/{work.num_clients}{of_all}  "
+        else:
+            said = " " * len(said)
         self._progress.update(self._steps, completed=work.num_steps)
-        speed = self._progress.tasks[self._steps].speed
-        if speed:
-            said += f"{speed:,.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s"
+        speed = self._progress.tasks[self._steps].speed or 0.0
+        said += f"{speed:7,.0f} steps/s" if speed >= 10 else f"{speed:7.2g} steps/s"
         self._progress.update(self._rounds, completed=done, round=trainer.current_round, work=said)
         return Group(self._progress, Text(self._numbers), *map(Text, self._notices))
 
@@ -179,6 +181,7 @@ class RoundProgressBar(Callback):
     """
 
     def __init__(self, plain_every_n_seconds: float = 5.0) -> None:
+        check_arguments(RoundProgressBar, locals(), "trainer.callbacks: RoundProgressBar")
         self.plain_every_n_seconds = plain_every_n_seconds
         self._console: Console | None = None
         self._view: View | None = None
@@ -317,4 +320,4 @@ def shown_numbers(trainer: RunView) -> str:
         name = next((name for name in names if name in metrics), None)
         if name is not None:
             shown[name] = float(metrics[name])
-    return "  ".join(f"{name} {decimals(value)}" for name, value in shown.items())
+    return "  ".join(f"{name} {decimals(value):6}" for name, value in shown.items())

@@ -29,23 +29,27 @@ class Says(Callback):
                 view._live.refresh()
 
 
-@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("width", [80, 140])
 def test_a_terminal_shows_round_rate_numbers_and_time_left_and_then_the_table(tmp_path, monkeypatch, width):
     console = Console(file=io.StringIO(), width=width, height=60, force_terminal=True, color_system=None)
     monkeypatch.setattr(progress_bar, "Console", lambda **options: console)
-    trainer = make_trainer(tmp_path, enable_progress_bar=True, callbacks=Says())
+    trainer = make_trainer(tmp_path, enable_progress_bar=True, callbacks=Says(), max_rounds=12)
     trainer.fit(make_model(), BoringData(), FedAvg())
     said = console.file.getvalue()
-    assert re.search(r"client \d/3  [\d,.]+ steps/s", said)
+    assert re.search(r"client \d/3 +[\d,.]+ steps/s", said)
+    assert len({frame.index("left") for frame in re.findall("round .*left", said)}) == 1  # nothing moves
     assert re.search(r"0:00:\d\d +(0|-):(00|--):\S\S +left", said)
     screen = pyte.Screen(width, 60)
     pyte.Stream(screen).feed(said.replace("\n", "\r\n"))
     lines = [line.rstrip() for line in screen.display if line.strip()]
-    assert next(line for line in lines if line.startswith("round ")).startswith("round 3/3 ━")
-    for text, times in (("a printed line", 3), ("round 3/3", 1), ("accuracy/local", 2), ("train/loss", 2)):
+    assert next(line for line in lines if line.startswith("round ")).startswith("round 12/12 ━")
+    for text, times in (("a printed line", 3), ("round 12/12", 1), ("accuracy/local", 2), ("train/loss", 2)):
         assert sum(text in line for line in lines) == times, text
-    assert any(line.startswith("3 rounds in ") for line in lines)
-    assert any("round 0" in line and "round 3" in line for line in lines)
+    (end,) = [k for k, line in enumerate(lines) if line.startswith("12 rounds in ")]
+    value = r"\d\.\d{4}"
+    assert re.search(rf"accuracy/global {value} +accuracy/local {value}", " ".join(lines[end - 2 : end]))
+    assert any("FederatedTrainer(max_rounds=24, ...).fit(..., ckpt_path=" in line for line in lines)
+    assert any("round 0" in line and "round 12" in line for line in lines)
     assert progress_bar.TerminalView._open is None
 
 

@@ -91,24 +91,6 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
     assert "round    3/3" in again.stdout
 
 
-@pytest.mark.parametrize(("width", "engine"), [(60, "sequential"), (80, "vectorized"), (120, "sequential")])
-def test_a_run_shows_its_numbers_and_then_where_it_lies(project, width, engine):
-    words = [*FIT, "--trainer.max_rounds", "3", "--trainer.engine", engine]
-    with on_terminal(words, project, width) as program:
-        assert program.finish() == 0
-        lines, has_cursor = program.lines, program.has_cursor
-    assert has_cursor
-    (number,) = [position for position, line in enumerate(lines) if line.startswith("round 3/3 ")]
-    value = r"\d\.\d{4}"
-    (end,) = [position for position, line in enumerate(lines) if line.startswith("3 rounds in")]
-    shown = " ".join(lines[number + 1 : end])
-    assert re.search(rf"accuracy/global {value} +accuracy/local {value} +accuracy/worst10 {value}( |$)", shown)
-    folder = "runs/tiny/FedAvg-0"
-    where = "\n".join(lines[lines.index(f"Run folder:  {folder}") :])
-    go_on = where.partition("Go on:")[2].partition("Curves:")[0].replace("\n", "")  # broken by the terminal alone
-    assert shlex.split(go_on) == shlex.split(f"fedbc-cli fit --ckpt_path {folder} --trainer.max_rounds 6")
-
-
 def test_what_the_module_asks_for_stands_on_the_screen(project):
     with on_terminal([*FIT, "--model", "waiting.Waiting"], project, 60) as program:
         assert program.finish() == 0
@@ -141,31 +123,6 @@ def test_of_two_processes_one_draws(project, strategy):
     assert sum(STOPPING in line for line in lines) == 1
     assert "Go on:       fedbc-cli fit --ckpt_path runs/tiny/FedAvg-0" in lines
     assert any(line.startswith("fedbc-cli: interrupted") and "nothing to resume" not in line for line in lines)
-
-
-SCRIPT = """\
-from tiny_data import TinyData
-from waiting import Waiting
-
-from fedbc_lightning import FederatedTrainer
-from fedbc_lightning.algorithms import FedAvg
-
-trainer = FederatedTrainer(max_rounds=3, accelerator="cpu", devices=1, logger=False, default_root_dir="with space")
-trainer.fit(Waiting(4, 3), TinyData(), FedAvg())
-"""
-
-
-def test_a_run_without_the_command_line_says_how_to_go_on_in_python(project):
-    (project / "script.py").write_text(SCRIPT)
-    with on_terminal(["script.py"], project, 120, WAIT="training") as program:
-        wait_until((project / "waits").exists)
-        program.press_until(CTRL_C, STOPPING)
-        (project / "go").touch()
-        program.finish()
-        lines = program.lines
-    last = "with space/default/FedAvg-0/checkpoints/last.ckpt"
-    assert f'Go on:       trainer.fit(..., ckpt_path="{last}")' in lines
-    assert (project / last).is_file()
 
 
 def test_a_pipe_gets_plain_lines(project):
