@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
@@ -88,7 +88,6 @@ class HuggingFaceDataModule(IndexedDataModule):
         test_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(HuggingFaceDataModule, locals(), "data")
         partitioner = partitioner or (IID(10) if client is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if (text is None) != (tokenizer is None) or (text is None and not columns):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fedbc_lightning.core.checks import above, at_least, check_arguments
+from fedbc_lightning.core.checks import above, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partitioner
@@ -50,7 +50,6 @@ class LibSVMDataModule(IndexedDataModule):
         row_norm: Annotated[float, above(0)] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(LibSVMDataModule, locals(), "data")
         super().__init__(partitioner or IID(5), **kwargs)
         self.path = Path(path).expanduser()
         self.num_features, self.row_norm = num_features, row_norm

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
@@ -64,7 +64,6 @@ class Sent140DataModule(IndexedDataModule):
         vocabulary_size: Annotated[int, at_least(3)] = 10_000,
         **kwargs: Any,
     ) -> None:
-        check_arguments(Sent140DataModule, locals(), "data")
         super().__init__(partitioner or Natural(min_samples=30), **kwargs)
         self.path = Path(path).expanduser()
         self.sequence_length = sequence_length

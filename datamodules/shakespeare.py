@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.splits import SplitOrder, split_partition
@@ -148,7 +148,6 @@ class ShakespeareDataModule(IndexedDataModule):
         split_order: SplitOrder = "ordered",
         **kwargs: Any,
     ) -> None:
-        check_arguments(ShakespeareDataModule, locals(), "data")
         partitioner = partitioner or Natural(min_samples=10)
         super().__init__(partitioner, test_fraction=test_fraction, split_order=split_order, **kwargs)
         self.path = Path(path).expanduser()

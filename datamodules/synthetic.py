@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Natural
@@ -67,7 +67,6 @@ class SyntheticDataModule(IndexedDataModule):
         style: Literal["own", "public"] = "own",
         **kwargs: Any,
     ) -> None:
-        check_arguments(SyntheticDataModule, locals(), "data")
         super().__init__(Natural(num_clients), **kwargs)
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
@@ -196,7 +195,6 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         batch_size: int = 10,
         **kwargs: Any,
     ) -> None:
-        check_arguments(SyntheticRegressionDataModule, locals(), "data")
         super().__init__(Natural(num_clients), test_fraction=test_fraction, batch_size=batch_size, **kwargs)
         self.samples_per_client, self.dimension = samples_per_client, dimension
 

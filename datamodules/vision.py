@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
+from fedbc_lightning.core.checks import FINITE, at_least, within
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partition, Partitioner, PowerLaw
@@ -68,7 +68,6 @@ class VisionDataModule(IndexedDataModule):
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
-        check_arguments(VisionDataModule, locals(), "data")
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         self.test = test
         if test == "shared":
@@ -274,7 +273,6 @@ class EMNISTDataModule(VisionDataModule):
         partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(EMNISTDataModule, locals(), "data")
         super().__init__(root, partitioner, **kwargs)
         self.options = {"split": split}
         self.characters: list[str] = []
@@ -386,7 +384,6 @@ class MNISTRobustDataModule(MNISTDataModule):
         download: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_arguments(MNISTRobustDataModule, locals(), "data")
         if negated_fraction is None:
             # Fed+, section 5.1: 10 % of 10 clients, 20 % of 50
             negated_fraction = 0.2 if num_clients == 50 else 0.1
@@ -443,7 +440,6 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
         negated_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(MNISTPersonalDataModule, locals(), "data")
         super().__init__(root, num_clients, negated_fraction, augment=False, transform=None, **kwargs)
         self.noise_scale = noise_scale
 

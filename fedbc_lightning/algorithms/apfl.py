@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import UnitInterval, check_arguments
+from fedbc_lightning.core.checks import UnitInterval
 from fedbc_lightning.local import Engine, Mixture
 from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
 
@@ -57,7 +57,6 @@ class APFL(FedAvg):
     partial_work = "used"
 
     def __init__(self, mixture: UnitInterval = 0.5, adaptive: bool = False, **fedavg: Any) -> None:
-        check_arguments(APFL, locals(), "algorithm")
         super().__init__(**fedavg)
         self.mixture, self.adaptive = mixture, adaptive
 

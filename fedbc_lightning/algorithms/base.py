@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedbc_lightning.core.checks import Checked
 from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
@@ -13,7 +14,7 @@ from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclar
 PartialWork = Literal["used", "dropped", "refused"]
 
 
-class FederatedAlgorithm:
+class FederatedAlgorithm(Checked):
     """Base class of all methods, which define the state that is kept, the clients' work and the server's work.
 
     A method never indexes clients, loops over them or asks which engine runs it.
@@ -37,6 +38,7 @@ class FederatedAlgorithm:
             clients start, and other updates arrive (``server.arrivals``). None: a round waits for its own clients.
     """
 
+    section = "algorithm"
     vectors_up: int = 1
     scalars_up: int = 1
     sends_update: bool = True

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, usual_name
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, Solver, TermFactory
 from fedbc_lightning.server import DualAscent, ServerCallback
@@ -60,7 +59,6 @@ class ComposedAlgorithm(FederatedAlgorithm):
         init_from: Literal["global", "local"] = "global",
         solver: Solver | None = None,
     ) -> None:
-        check_arguments(ComposedAlgorithm, locals(), "algorithm")
         _check_parts(server_callbacks, solver, bool(terms))
         self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
         self.has_local_model = init_from == "local"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
+from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
@@ -54,7 +54,6 @@ class Ditto(FedAvg):
     partial_work = "used"
 
     def __init__(self, penalty: NotNegative = 0.1, personal_epochs: Count | None = None, **fedavg: Any) -> None:
-        check_arguments(Ditto, locals(), "algorithm")
         super().__init__(**fedavg)
         self.penalty, self.personal_epochs = penalty, personal_epochs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import Fraction, Positive, check_arguments
+from fedbc_lightning.core.checks import Fraction, Positive
 from fedbc_lightning.local import Engine, Linear, Proximal, Term
 from fedbc_lightning.server import AugmentedMean, CenterConsensus, ServerCallback, WeightedAverage
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -18,7 +18,6 @@ class _PrimalDual(FederatedAlgorithm):
     scalars_up = 0
 
     def __init__(self, rho: Positive = 0.01) -> None:
-        check_arguments(_PrimalDual, locals(), "algorithm")
         self.rho = rho
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -124,7 +123,6 @@ class FedPD(_PrimalDual):
     partial_work = "refused"
 
     def __init__(self, rho: float = 0.01, skip_probability: Fraction = 0.0) -> None:
-        check_arguments(FedPD, locals(), "algorithm")
         super().__init__(rho)
         self.consensus = CenterConsensus(skip_probability)
 

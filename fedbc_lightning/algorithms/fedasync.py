@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import NotNegative, above, check_arguments, within
+from fedbc_lightning.core.checks import NotNegative, above, within
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
 from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
@@ -71,7 +71,6 @@ class FedAsync(FederatedAlgorithm):
         staleness_a: StalenessNumber = 0.5,
         staleness_b: StalenessNumber = 4.0,
     ) -> None:
-        check_arguments(FedAsync, locals(), "algorithm")
         self.mixing, self.rho = mixing, rho
         self.staleness = Staleness(staleness, staleness_a, staleness_b)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
 
@@ -52,7 +51,6 @@ class FedAvg(FederatedAlgorithm):
     def __init__(
         self, weighting: Literal["samples", "uniform"] = "samples", robust_rule: RobustRule | None = None
     ) -> None:
-        check_arguments(FedAvg, locals(), "algorithm")
         self.weighting, self.robust_rule = weighting, robust_rule
         self.scalars_up = int(weighting == "samples")  # n_i
 

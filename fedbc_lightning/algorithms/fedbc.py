@@ -6,7 +6,6 @@ import math
 from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import DualAscent, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -81,7 +80,6 @@ class FedBC(FederatedAlgorithm):
         init_from: Literal["global", "local"] = "global",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_arguments(FedBC, locals(), "algorithm")
         self.init_from, self.robust_rule = init_from, robust_rule
         self.sends_update = init_from == "global"
         self.dual_ascent = DualAscent(

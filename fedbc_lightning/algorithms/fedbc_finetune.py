@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedbc_lightning.algorithms.fedbc import FedBC
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import FineTuning
 
 
@@ -57,6 +56,5 @@ class FedBCFineTune(FedBC):
         finetune_split: Literal["train", "test"] = "train",
         **fedbc: Any,
     ) -> None:
-        check_arguments(FedBCFineTune, locals(), "algorithm")
         super().__init__(dual_lr, **fedbc)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, finetune_split)

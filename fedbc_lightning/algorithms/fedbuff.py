@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import Count, Positive, check_arguments
+from fedbc_lightning.core.checks import Count, Positive
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
 from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
@@ -67,7 +67,6 @@ class FedBuff(FederatedAlgorithm):
         staleness_a: StalenessNumber = 0.5,
         staleness_b: StalenessNumber = 4.0,
     ) -> None:
-        check_arguments(FedBuff, locals(), "algorithm")
         self.buffer_size, self.server_lr = buffer_size, server_lr
         # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.
         self.staleness = Staleness(staleness, staleness_a, staleness_b)

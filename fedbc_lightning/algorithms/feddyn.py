@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import Positive, check_arguments
+from fedbc_lightning.core.checks import Positive
 from fedbc_lightning.local import Engine, Linear, Proximal, Term
 from fedbc_lightning.server import DynamicRegularization, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -47,7 +47,6 @@ class FedDyn(FederatedAlgorithm):
     scalars_up = 0
 
     def __init__(self, alpha: Positive = 0.01, robust_rule: RobustRule | None = None) -> None:
-        check_arguments(FedDyn, locals(), "algorithm")
         self.alpha, self.robust_rule = alpha, robust_rule
 
     def declare_state(self, state: StateDeclaration) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import Positive, check_arguments
+from fedbc_lightning.core.checks import Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import Extrapolation, RobustRule, ServerCallback, WeightedAverage
@@ -63,7 +63,6 @@ class FedExP(FederatedAlgorithm):
         average_last_two: bool = True,
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_arguments(FedExP, locals(), "algorithm")
         self.epsilon, self.style, self.average_last_two = epsilon, style, average_last_two
         self.robust_rule = robust_rule
         self.scalars_up = 2 if style == "public" else 1

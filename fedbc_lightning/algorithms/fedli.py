@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import SHARE, Positive, above, at_least, check_arguments
+from fedbc_lightning.core.checks import SHARE, Positive, above, at_least
 from fedbc_lightning.local import Armijo, Engine
 from fedbc_lightning.server import FrankWolfe, LargestClientStep, ServerCallback
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -74,7 +74,6 @@ class FedLiLS(FedAvg):
         max_step: Positive = 10.0,
         **fedavg: Any,
     ) -> None:
-        check_arguments(FedLiLS, locals(), "algorithm")
         super().__init__(**fedavg)
         self.scalars_up += int(server_step == "max")
         self.server_step = server_step
@@ -146,7 +145,6 @@ class FedLiLU(FedAvg):
     def __init__(
         self, server_lr: float = 0.01, server_momentum: float = 0.9, weight_decay: float = 1e-5, **fedavg: Any
     ) -> None:
-        check_arguments(FedLiLU, locals(), "algorithm")
         super().__init__(**fedavg)
         self.scalars_up += 1
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import NormalizedAverage, ServerCallback
 
@@ -49,7 +48,6 @@ class FedNova(FederatedAlgorithm):
     """
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
-        check_arguments(FedNova, locals(), "algorithm")
         self.weighting: Literal["samples", "uniform"] = weighting
         self.scalars_up = 1 + int(weighting == "samples")  # K_i, n_i
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
 
@@ -59,7 +58,6 @@ class FedAvgM(_FedOpt):
     """
 
     def __init__(self, server_lr: float = 1.0, momentum: float = 0.9, **fedavg: Any) -> None:
-        check_arguments(FedAvgM, locals(), "algorithm")
         super().__init__(**fedavg)
         self.server_optimizer = ServerMomentum(server_lr, momentum)
 
@@ -102,7 +100,6 @@ class FedAdagrad(_FedOpt):
     """
 
     def __init__(self, server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3, **fedavg: Any) -> None:
-        check_arguments(FedAdagrad, locals(), "algorithm")
         super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive("adagrad", server_lr, beta1, tau=tau)
 
@@ -150,7 +147,6 @@ class FedAdam(_FedOpt):
     def __init__(
         self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, **fedavg: Any
     ) -> None:
-        check_arguments(FedAdam, locals(), "algorithm")
         super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive(self._kind, server_lr, beta1, beta2, tau)
 

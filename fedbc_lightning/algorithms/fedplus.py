@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import NotNegative, UnitInterval, check_arguments
+from fedbc_lightning.core.checks import NotNegative, UnitInterval
 from fedbc_lightning.local import AbsoluteNorm, Engine, MixWith, Norm, Penalty, SquaredNorm
 from fedbc_lightning.server import ServerCallback, SmoothedAverage
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -66,7 +66,6 @@ class FedPlus(FederatedAlgorithm):
         mixing: UnitInterval = 0.0,
         over: Literal["sampled", "all"] = "sampled",
     ) -> None:
-        check_arguments(FedPlus, locals(), "algorithm")
         self.sigma, self.mixing = sigma, mixing
         self.average = SmoothedAverage(penalty, over)
 

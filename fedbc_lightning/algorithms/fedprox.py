@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import NotNegative, check_arguments
+from fedbc_lightning.core.checks import NotNegative
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.state import Cohort, ServerState
 
@@ -49,7 +49,6 @@ class FedProx(FedAvg):
     partial_work = "used"
 
     def __init__(self, mu: NotNegative = 0.1, **fedavg: Any) -> None:
-        check_arguments(FedProx, locals(), "algorithm")
         super().__init__(**fedavg)
         self.mu = mu
 

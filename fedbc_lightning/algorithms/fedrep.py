@@ -6,7 +6,7 @@ from typing import Any
 
 from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import Count, check_arguments
+from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.state import Cohort, ServerState
@@ -52,7 +52,6 @@ class FedRep(FedAvg):
     partial_work: PartialWork = "dropped"
 
     def __init__(self, head_epochs: Count = 10, **fedavg: Any) -> None:
-        check_arguments(FedRep, locals(), "algorithm")
         super().__init__(**fedavg)
         self.head_epochs = head_epochs
 
@@ -114,7 +113,6 @@ class FedBABU(FedAvg):
     def __init__(
         self, finetune_lr: float = 0.1, finetune_steps: int = 20, finetune_batch_size: int = 500, **fedavg: Any
     ) -> None:
-        check_arguments(FedBABU, locals(), "algorithm")
         super().__init__(**fedavg)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)
 

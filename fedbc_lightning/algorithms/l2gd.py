@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import SHARE, Count, NotNegative, Positive, above, check_arguments
+from fedbc_lightning.core.checks import SHARE, Count, NotNegative, Positive, above
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, LooplessSteps
 from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
@@ -100,7 +100,6 @@ class L2GD(FederatedAlgorithm):
     num_sampled: int | None = None
 
     def __init__(self, penalty: NotNegative, probability: Annotated[float, above(0), SHARE], lr: Positive) -> None:
-        check_arguments(L2GD, locals(), "algorithm")
         self.penalty, self.lr = penalty, lr
         self.coin = Coin(probability)
 
@@ -351,6 +350,5 @@ class L2SGDPlusPlus(L2SGDPlus):
     """
 
     def __init__(self, penalty: float, probability: float, lr: float, num_sampled: Count) -> None:
-        check_arguments(L2SGDPlusPlus, locals(), "algorithm")
         super().__init__(penalty, probability, lr)
         self.num_sampled = num_sampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
+from fedbc_lightning.core.checks import NotNegative, Positive
 from fedbc_lightning.local import Engine, ModelContrast
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
@@ -56,7 +56,6 @@ class MOON(FedAvg):
     has_local_model = True
 
     def __init__(self, features: str, mu: NotNegative = 1.0, temperature: Positive = 0.5, **fedavg: Any) -> None:
-        check_arguments(MOON, locals(), "algorithm")
         super().__init__(**fedavg)
         self.features, self.mu, self.temperature = features, mu, temperature
 

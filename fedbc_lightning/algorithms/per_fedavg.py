@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
+from fedbc_lightning.core.checks import NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic
 from fedbc_lightning.state import Cohort, ServerState, StagedClient
@@ -69,7 +69,6 @@ class PerFedAvg(FedAvg):
         finetune_split: Literal["train", "test"] = "train",
         **fedavg: Any,
     ) -> None:
-        check_arguments(PerFedAvg, locals(), "algorithm")
         super().__init__(**fedavg)
         self.solver = ModelAgnostic(inner_lr, outer_lr, hessian_free=variant == "hessian_free")
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)

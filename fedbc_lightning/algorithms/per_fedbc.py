@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedbc import FedBC
-from fedbc_lightning.core.checks import Count, NotNegative, Positive, check_arguments
+from fedbc_lightning.core.checks import Count, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic, Proximal
 from fedbc_lightning.state import Cohort, ServerState, StagedClient, StateDeclaration
@@ -66,7 +66,6 @@ class PerFedBC(FedBC):
         finetune_split: Literal["train", "test"] = "train",
         **fedbc: Any,
     ) -> None:
-        check_arguments(PerFedBC, locals(), "algorithm")
         super().__init__(dual_lr, **fedbc)
         if self.init_from != "global":
             raise ConfigurationError("algorithm.init_from: Per-FedBC starts from z; use global.")

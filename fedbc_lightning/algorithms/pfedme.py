@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import Count, Positive, check_arguments
+from fedbc_lightning.core.checks import Count, Positive
 from fedbc_lightning.local import Engine, MoreauEnvelope
 from fedbc_lightning.server import RobustRule, ServerCallback, ServerSGD
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -66,7 +66,6 @@ class PFedMe(FedAvg):
         weighting: Literal["samples", "uniform"] = "uniform",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_arguments(PFedMe, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
         self.server_sgd = ServerSGD(server_lr)
         self.solver = MoreauEnvelope(penalty, personal_lr, num_inner_steps)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
+from fedbc_lightning.core.checks import NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
@@ -59,7 +59,6 @@ class QFedAvg(FederatedAlgorithm):
     def __init__(
         self, q: NotNegative = 1.0, lipschitz: Positive | None = None, style: Literal["paper", "public"] = "paper"
     ) -> None:
-        check_arguments(QFedAvg, locals(), "algorithm")
         self.q, self.lipschitz, self.style = q, lipschitz, style
         self.scalars_up = 2 if style == "public" else 1  # h_i, and n_i
 

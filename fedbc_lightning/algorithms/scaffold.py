@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import Positive, check_arguments
+from fedbc_lightning.core.checks import Positive
 from fedbc_lightning.local import Engine, Linear
 from fedbc_lightning.server import ControlVariates, RobustRule, ServerCallback, ServerSGD, WeightedAverage
 from fedbc_lightning.state import Cohort, ServerState
@@ -63,7 +63,6 @@ class SCAFFOLD(FederatedAlgorithm):
         control: Literal["auto", "step_size", "gradient_mean"] = "auto",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_arguments(SCAFFOLD, locals(), "algorithm")
         self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.files import told
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
@@ -37,6 +38,7 @@ class RoundCheckpoint(Checkpoint):
         filename: str = "best.ckpt",
         dirpath: str | os.PathLike | None = None,
     ) -> None:
+        check_arguments(RoundCheckpoint, locals(), "trainer.callbacks: RoundCheckpoint")
         self.monitor = monitor
         self.mode = mode
         self.filename = filename

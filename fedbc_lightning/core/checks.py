@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
 from os import PathLike
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.origin import is_ours
@@ -64,6 +64,8 @@ NotNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
 UnitInterval = Annotated[float, within(0, 1)]
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 # Words for the types of numbers and texts; the types of objects are called by their names.
 _WORDS = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "null", Any: "anything"}
 
@@ -81,31 +83,67 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
 
     Raises:
         ConfigurationError: Some values are impossible; the message names all of them.
+    """
+    check_types(hints_of(owner), values, section)
+
+
+class Checked:
+    """Base of classes of this package that check the arguments of their ``__init__`` before it begins.
+
+    What a derived class, also a user's, takes is checked where it arrives at a class of this package.
+
+    Raises:
+        ConfigurationError: Some values are impossible; the message names all of them.
         TypeError: Neither the class nor a base class has an argument.
 
+    Attributes:
+        section: Section of the configuration in which the arguments stand.
+
     Example:
-        >>> class FedTwo:
+        >>> class FedTwo(Checked):
+        ...     section = "algorithm"
         ...     def __init__(self, rate: Annotated[float, above(0)], mode: Literal["a", "b"] | None = None) -> None:
-        ...         check_arguments(FedTwo, locals(), "algorithm")
+        ...         self.rate = rate
         >>> FedTwo(rate=-1)
         Traceback (most recent call last):
         fedbc_lightning.core.errors.ConfigurationError: algorithm.rate: got -1; give a number > 0.
     """
-    hints = _hints(owner)
-    if is_ours(owner) and (rest := inspect.getfullargspec(owner).varkw) in values:  # what its base classes take
-        # The class that is made may have the whole __init__ from the owner.
-        specs = [inspect.getfullargspec(base.__init__) for base in type(values["self"]).__mro__]  # type: ignore[misc]
-        known = dict.fromkeys(name for spec in specs for name in (*spec.args[1:], *spec.kwonlyargs))
-        for name in values[str(rest)].keys() - known.keys():  # Python's own message would name a base class
-            meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
-            raise TypeError(f"{type(values['self']).__name__}() got an unexpected keyword argument '{name}'; {meant}")
-    check_types(hints, values, section)
+
+    section: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let the class's own ``__init__`` check what it is given."""
+        super().__init_subclass__(**options)
+        init: Any = vars(cls).get("__init__")
+        if init is None or not is_ours(cls):
+            return
+        arguments = _arguments_of(cls)
+        has_others = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            takers = type(self).__mro__ if has_others else (cls,)
+            known = {
+                name: None for taker in takers for name, each in _arguments_of(taker).items() if each.kind in _NAMED
+            }
+            for name in given.keys() - known.keys():  # Python's own message would name a base class
+                meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'; {meant}")
+            check_arguments(cls, dict(zip(arguments, args, strict=False)) | given, cls.section)
+            init(self, *args, **given)
+
+        cls.__init__ = checked  # type: ignore[method-assign]
+
+
+def _arguments_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a class's ``__init__``, without ``self``."""
+    return dict([*inspect.signature(cls.__init__).parameters.items()][1:])  # type: ignore[misc]
 
 
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:
     """Raise unless all values that have an annotation are as it says; see :func:`check_arguments`."""
     wrong = [
-        f"{section}.{name}: got {_shown(value)}; give {_in_words(hints[name])}."
+        f"{section}.{name}: got {shown(value)}; give {_in_words(hints[name])}."
         for name, value in values.items()
         if name in hints and not _fits(value, hints[name])
     ]
@@ -113,8 +151,17 @@ def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: st
         raise ConfigurationError(" ".join(wrong))
 
 
-def _shown(value: Any) -> str:
-    """Return the representation of a value on one line, its middle left out if it is long."""
+def shown(value: Any) -> str:
+    """Return a value for a message on one line: its representation, its middle left out if that is long, or its class.
+
+    Example:
+        >>> shown(0.5), shown(object()), shown(Bound)
+        ('0.5', 'an object of object', 'the class Bound, not an object such as Bound(...)')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object such as {value.__name__}(...)"
+    if type(value).__repr__ is object.__repr__:
+        return f"an object of {type(value).__name__}"
     text = repr(value)
     # That of a network has a line for each layer, that of a large array a line for each row.
     text = " ".join(text.split()) if "\n" in text else text
@@ -122,11 +169,12 @@ def _shown(value: Any) -> str:
 
 
 @cache
-def _hints(owner: type) -> dict[str, Any]:
+def hints_of(owner: type) -> dict[str, Any]:
+    """Return the types of a class's arguments; none where they are imported for type checkers alone."""
     constructor: Any = owner if is_dataclass(owner) else owner.__init__  # type: ignore[misc]
     try:
         return get_type_hints(constructor, include_extras=True)
-    except NameError:  # a class of the user, with types that it imports for type checkers alone
+    except NameError:
         return {}
 
 
@@ -143,6 +191,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in inner)
     if kind is list:
         return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if kind in (Iterable, Sequence, tuple):  # may be an array of millions, or loaders, which are asked for nothing yet
+        return hasattr(type(value), "__iter__") and not isinstance(value, (str, type))
+    if kind is Callable:
+        return callable(value)
     if kind is dict:
         return isinstance(value, Mapping) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     # Numbers of NumPy count, since they come from tables and grids of settings; a bool is an int for Python alone.
@@ -172,6 +224,8 @@ def _alternatives(hint: Any, bounds: str = "") -> list[str]:
         return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in inner]
     if kind in (list, dict):
         return [f"a {'list' if kind is list else 'mapping of quoted names'}, each item {_in_words(inner[-1])}"]
+    if kind in (Iterable, Sequence, tuple, Callable):
+        return ["a function" if kind is Callable else "a list"]
     if hint is bool:
         return ["true", "false"]
     words = _WORDS.get(hint) or f"an object of {getattr(hint, '__name__', hint)}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from fedbc_lightning.core.errors import did_you_mean
 
 
 class Place(NamedTuple):
@@ -71,8 +74,12 @@ LIGHTNING_ARGUMENTS = {
 """Every argument of ``lightning.Trainer`` of Lightning 2.6."""
 
 
-def advice(name: str) -> str:
-    """Say what to do here with an argument of ``lightning.Trainer``.
+def advice(name: str, known: Iterable[str] = ()) -> str:
+    """Say what to do here with an argument of ``lightning.Trainer``, or with one that is no better known.
+
+    Args:
+        name: The argument.
+        known: Those that there are here, of which one may have been meant.
 
     Example:
         >>> advice("val_check_interval")
@@ -80,6 +87,8 @@ def advice(name: str) -> str:
         >>> advice("accelerator")
         'keep it.'
     """
+    if name not in LIGHTNING_ARGUMENTS:
+        return did_you_mean(name, known, "leave it out.")
     use, note = LIGHTNING_ARGUMENTS[name]
     action = "keep it" if use is None else f"use {use}" if use else "leave it out"
     return f"{action}. {note}".strip()

@@ -12,7 +12,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
+from fedbc_lightning.core.checks import SHARE, Checked, at_least
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data.datasets import (
@@ -43,7 +43,7 @@ POOLED = -1
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-class FederatedDataModule(OuterDataModule):
+class FederatedDataModule(Checked, OuterDataModule):
     """Data of N clients. A subclass gives ``num_clients``, ``client_train_dataset`` and ``client_test_dataset``.
 
     ``num_clients`` may be a class attribute, a property, or set in ``__init__``.
@@ -92,6 +92,7 @@ class FederatedDataModule(OuterDataModule):
         ([5, 10], 3)
     """
 
+    section = "data"
     num_clients: int = 0
     stream_sizes: Sequence[int] | None = None
     _heldout: np.ndarray | None = None
@@ -111,8 +112,6 @@ class FederatedDataModule(OuterDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in locals().items() if name != "heldout_clients"}  # find_heldout checks it
-        check_arguments(FederatedDataModule, given, "data")
         self.batch_size, self.eval_batch_size, self.val_fraction = batch_size, eval_batch_size, val_fraction
         self.heldout_clients = heldout_clients
         self.drop_last = drop_last

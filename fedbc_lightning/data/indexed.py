@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import above, below, check_arguments
+from fedbc_lightning.core.checks import above, below
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import as_arrays, num_items, take
@@ -98,7 +98,6 @@ class IndexedDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_arguments(IndexedDataModule, {"test_fraction": test_fraction, "split_order": split_order}, "data")
         self.partitioner: Partitioner = partitioner or Natural()
         self.test_fraction = test_fraction
         self.split_order: SplitOrder = split_order

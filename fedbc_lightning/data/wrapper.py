@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -76,7 +76,7 @@ class PartitionedDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        data: AnyDataModule | Dataset,
+        data: AnyDataModule | Dataset | Sized,  # the last: a data set of another library
         partitioner: Partitioner | None = None,
         *,
         test: Literal["shared", "split"] | None = None,
@@ -93,15 +93,15 @@ class PartitionedDataModule(IndexedDataModule):
         if not is_module:
             check_dataset(data, "data: got")
         takes_test_data = pool or test == "shared"
-        if test not in ("shared", "split") or (takes_test_data and not is_module) or (pool and test == "shared"):
+        if (takes_test_data and not is_module) or (pool and test == "shared"):
             raise ConfigurationError(
                 f"data.test={test!r}, data.pool={pool}: give 'split', or, for a LightningDataModule with test data, "
                 "'shared', or 'split' and pool"
             )
-        given = [name for name in ("drop_last", "num_workers", "collate_fn", "pin_memory") if kwargs.get(name)]
-        if is_module and given:
+        own = [name for name in ("drop_last", "num_workers", "collate_fn", "pin_memory") if kwargs.get(name)]
+        if is_module and own:
             raise ConfigurationError(
-                f"data.{given[0]}: it is taken from the train_dataloader of {type(data).__name__}; leave it out here"
+                f"data.{own[0]}: it is taken from the train_dataloader of {type(data).__name__}; leave it out here"
             )
         if partitioner is None and clients is None:
             raise ConfigurationError("data.partitioner: give one, e.g. Dirichlet, or clients, one per sample")
@@ -150,7 +150,7 @@ class PartitionedDataModule(IndexedDataModule):
             data.clients, data.client_names = natural_clients(self._given_clients)
         return data
 
-    def _find_source(self) -> Dataset:
+    def _find_source(self) -> Any:
         if not isinstance(self.data, AnyDataModule):
             return self.data
         self._set_up_inner()

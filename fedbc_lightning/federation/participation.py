@@ -78,6 +78,7 @@ class PoissonSampler(ClientSampler):
     may_be_empty = True
 
     def __init__(self, secret: str = "") -> None:
+        check_arguments(PoissonSampler, locals(), "trainer.sampler")
         self._secret = secret
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import NotNegative, check_arguments
+from fedbc_lightning.core.checks import Checked, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fedbc_lightning.state.layout import ParameterLayout
 
 
-class Penalty:
+class Penalty(Checked):
     """Base class of the penalties Ψ.
 
     Your own penalty overrides :meth:`prox`. It overrides :meth:`pull`, too, if the difference v − θ loses digits by
     cancellation.
     """
+
+    section = "algorithm.penalty"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Give a class that overrides ``prox`` only the default ``pull``, since an inherited one would not fit."""
@@ -52,7 +54,6 @@ class _Scaled(Penalty):
     """Base class of penalties with one number, δ."""
 
     def __init__(self, delta: NotNegative) -> None:
-        check_arguments(_Scaled, locals(), f"algorithm.penalty: {type(self).__name__}")
         self.delta = delta
 
 

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MinMetric
 
+from fedbc_lightning.core.checks import shown
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyModule, overrides
 from fedbc_lightning.core.private_lightning import check_dataloader_idx, is_from_compiled, warnings_of_metrics
@@ -423,8 +424,7 @@ def check_module(module: Any) -> None:
         ConfigurationError: The model is no LightningModule, or has no ``training_step`` or ``configure_optimizers``.
     """
     if not isinstance(module, AnyModule):
-        got = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {type(module).__name__}"
-        raise ConfigurationError(f"model: got {got}; give a LightningModule, i.e. an object of its class.")
+        raise ConfigurationError(f"model: got {shown(module)}; give a LightningModule.")
     name = type(module).__name__
     for method in ("training_step", "configure_optimizers"):
         if not overrides(module, method, LightningModule):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, SavedPartition, check_enough_samples
 from fedbc_lightning.partition.dealing import count_labels
@@ -94,6 +94,7 @@ class Explicit(Partitioner):
     complete: ClassVar[bool] = False
 
     def __init__(self, path: str | Path) -> None:
+        check_arguments(Explicit, locals(), "data.partitioner")
         self.path = Path(path)
         self.client_names: list[str] | None = None
         self._saved = self._read_lists() if self.path.suffix == ".json" else Partition.load(self.path)

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments
+from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments, shown
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import refuse_url, url_of
-from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
+from fedbc_lightning.core.lightning_arguments import advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import hash_of_secret
@@ -282,17 +282,17 @@ def with_arguments_of(
 
     def decorate(init: Callable[[Any, RunSettings], None]) -> Callable[Concatenate[Any, Arguments], None]:
         def with_settings(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-            lightnings = [name for name in kwargs if name in LIGHTNING_ARGUMENTS and name not in signature.parameters]
-            if lightnings:
-                advised = "; ".join(f"{name}: {advice(name).rstrip('.')}" for name in lightnings)
-                raise ConfigurationError(f"trainer: it has no such arguments as lightning.Trainer's {advised}.")
+            known = signature.parameters
+            unknown = [f"{shown(value)}: give its name, too" for value in args]
+            unknown += [f"{name}: {advice(name, known)}" for name in kwargs if name not in known]
+            if unknown:
+                raise ConfigurationError(f"trainer: it has no such arguments as {'; '.join(unknown)}")
             init(self, settings(*args, **kwargs))
 
         signature, hints = inspect.signature(settings), get_type_hints(settings)
         one_by_one = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         with_settings.__signature__ = inspect.Signature([first, *one_by_one])  # type: ignore[attr-defined]
-        settings.__init__.__qualname__ = init.__qualname__  # an unknown argument is one of the trainer  # type: ignore
         with_settings.__name__, with_settings.__doc__ = init.__name__, settings.__doc__
         return with_settings
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
+from fedbc_lightning.core.checks import Fraction, NotNegative, Positive
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
@@ -96,7 +96,6 @@ class FrankWolfe(ServerOptimizer):
     """
 
     def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.9, weight_decay: NotNegative = 1e-5) -> None:
-        check_arguments(FrankWolfe, locals(), "algorithm: FrankWolfe")
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def check(self, engine: Engine, num_sampled: int) -> None:

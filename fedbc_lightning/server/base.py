@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.checks import Checked
 from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.local import Engine
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
@@ -81,7 +82,7 @@ class Sums:
         return self.totals[name]
 
 
-class ServerCallback:
+class ServerCallback(Checked):
     """Base class of the parts of the server's half of an algorithm; a part keeps declared state only.
 
     Each hook runs for all parts in the order of ``FederatedAlgorithm.server_callbacks``. A round calls the hooks in
@@ -102,6 +103,7 @@ class ServerCallback:
         follows_aggregation: Whether this part changes the z that a part before it has staged.
     """
 
+    section = "algorithm"
     reads: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     needs_rows: bool = False

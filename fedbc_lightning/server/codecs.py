@@ -14,13 +14,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import Count, above, check_arguments, within
+from fedbc_lightning.core.checks import Checked, Count, above, within
 from fedbc_lightning.core.devices import wide_dtype
 
 LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
-class Codec(ABC):
+class Codec(Checked, ABC):
     """Base class of codecs; your own codec overrides :meth:`decoded` and :meth:`num_bytes`.
 
     Attributes:
@@ -28,6 +28,7 @@ class Codec(ABC):
         is_for_models: Whether what is read is near to the vector itself, so that z can be sent in it.
     """
 
+    section = "trainer.codec"
     error_feedback: bool = False
     is_for_models: bool = False
 
@@ -72,7 +73,6 @@ class TopK(Codec):
     """
 
     def __init__(self, fraction: Annotated[float, above(0), within(0, 1)], error_feedback: bool = True) -> None:
-        check_arguments(TopK, locals(), "trainer.codec: TopK")
         self.fraction, self.error_feedback = fraction, error_feedback
 
     def num_sent(self, size: int) -> int:
@@ -129,7 +129,6 @@ class QSGD(Codec):
     is_for_models = True
 
     def __init__(self, levels: Count = 127, bucket_size: Count = 512) -> None:
-        check_arguments(QSGD, locals(), "trainer.codec: QSGD")
         self.levels, self.bucket_size = levels, bucket_size
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
@@ -175,7 +174,6 @@ class Sign(Codec):
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
-        check_arguments(Sign, locals(), "trainer.codec: Sign")
         self.error_feedback = error_feedback
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least, check_arguments
+from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
@@ -55,7 +55,6 @@ class DualAscent(ServerCallback):
         dual_momentum: Fraction = 0.0,
         dual_momentum_style: Literal["client", "public"] = "client",
     ) -> None:
-        check_arguments(DualAscent, locals(), "algorithm")
         if not dual_min <= dual_init <= dual_max:
             raise ConfigurationError(
                 f"algorithm.dual_init: got {dual_init}; it must lie in [dual_min, dual_max] = [{dual_min}, {dual_max}]."

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import Fraction, Positive, check_arguments
+from fedbc_lightning.core.checks import Fraction, Positive
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
@@ -41,7 +41,6 @@ class ServerSGD(ServerOptimizer):
     """
 
     def __init__(self, lr: Positive = 1.0) -> None:
-        check_arguments(ServerSGD, locals(), "algorithm: ServerSGD")
         self.lr = lr
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
@@ -67,7 +66,6 @@ class ServerMomentum(ServerOptimizer):
     """
 
     def __init__(self, lr: Positive = 1.0, momentum: Fraction = 0.9) -> None:
-        check_arguments(ServerMomentum, locals(), "algorithm: ServerMomentum")
         self.lr, self.momentum = lr, momentum
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -109,7 +107,6 @@ class ServerAdaptive(ServerOptimizer):
         beta2: Fraction = 0.99,
         tau: Positive = 1e-3,
     ) -> None:
-        check_arguments(ServerAdaptive, locals(), "algorithm: ServerAdaptive")
         self.kind, self.lr, self.beta1, self.beta2, self.tau = kind, lr, beta1, beta2, tau
 
     def declare_state(self, state: StateDeclaration) -> None:

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.core.checks import FINITE, Count, NotNegative, Positive, above, at_least, below, check_arguments
+from fedbc_lightning.core.checks import FINITE, Checked, Count, NotNegative, Positive, above, at_least, below
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state import ServerState, StateDeclaration
@@ -126,8 +126,10 @@ def clipped_mean(points: Tensor, weights: Tensor, bound: float) -> Tensor:
     return weighted_sum(points, weights / weights.sum() * (bound / norms).clamp(max=1))
 
 
-class RobustRule:
+class RobustRule(Checked):
     """Base class of the rules that replace the weighted mean; your own rule overrides :meth:`combine`."""
+
+    section = "algorithm.robust_rule"
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the state that the rule keeps between rounds."""
@@ -185,7 +187,6 @@ class TrimmedMean(RobustRule):
     """
 
     def __init__(self, trim: Annotated[float, at_least(0), below(0.5)] = 0.1) -> None:
-        check_arguments(TrimmedMean, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.trim = trim
 
     def num_trimmed(self, num_clients: int) -> int:
@@ -221,7 +222,6 @@ class Krum(RobustRule):
     """
 
     def __init__(self, num_byzantine: Annotated[int, at_least(0)] = 1) -> None:
-        check_arguments(Krum, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.num_byzantine = num_byzantine
 
     def check(self, num_sampled: int) -> None:
@@ -296,7 +296,6 @@ class GeometricMedian(RobustRule):
     def __init__(
         self, smoothing: Annotated[float, above(0), FINITE] = 1e-5, max_iter: Count = 100, rtol: NotNegative = 1e-6
     ) -> None:
-        check_arguments(GeometricMedian, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.smoothing, self.max_iter, self.rtol = smoothing, max_iter, rtol
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
@@ -321,7 +320,6 @@ class CenteredClipping(RobustRule):
     """
 
     def __init__(self, radius: Positive = 10.0, num_iterations: Count = 1) -> None:
-        check_arguments(CenteredClipping, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.radius, self.num_iterations = radius, num_iterations
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -350,7 +348,6 @@ class NormBound(RobustRule):
     """
 
     def __init__(self, bound: Positive = 10.0) -> None:
-        check_arguments(NormBound, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.bound = bound
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
+from fedbc_lightning.core.checks import shown
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, both, listed, overrides
 from fedbc_lightning.core.private_lightning import stops_after_epochs
@@ -154,9 +155,7 @@ _ORDER = "The order is (model, datamodule, algorithm)."
 
 
 def _found(value: Any) -> str:
-    if isinstance(value, type):
-        return f"got the class {value.__name__}, not an object such as {value.__name__}(...)"
-    return "none given" if value is None else f"got {type(value).__name__}"
+    return "none given" if value is None else f"got {shown(value)}"
 
 
 def _check_methods(section: str, value: object, base: type, methods: dict[str, str]) -> None:

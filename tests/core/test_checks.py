@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from fedbc_lightning.datamodules import SyntheticDataModule
-from jsonargparse import ArgumentParser
 
 from fedbc_lightning.algorithms import Ditto, FedAdam, FedYogi
 from fedbc_lightning.core.checks import FINITE, POSITIVE_SHARE, SHARE, above, at_least, check_arguments, within
@@ -56,17 +55,15 @@ def test_values_that_are_allowed(values):
         ({"count": 0}, "trainer.count: got 0; give a whole number >= 1."),
         ({"count": "a" * 70 + "\n" * 99 + "b" * 24}, f"count: got '{'a' * 69} ... {'b' * 24}'; give a whole"),
         ({"count": True}, "trainer.count: got True; give a whole number >= 1."),
-        ({"count": 1.0}, "trainer.count: got 1.0; give a whole number >= 1."),
         ({"bounded_or_none": 0}, "trainer.bounded_or_none: got 0; give a whole number >= 1 or null."),
         ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number in (0, 1] or all."),
-        ({"clients": "none"}, "trainer.clients: got 'none'; "),
         ({"share": 1}, "trainer.share: got 1; give a number in [0, 1)."),
         ({"share": float("nan")}, "trainer.share: got nan; "),
         ({"scale": float("inf")}, "trainer.scale: got inf; give a number that is finite."),
         ({"rate": 3}, "trainer.rate: got 3; give a number > 0 and in [-1, 2]."),
         ({"mode": 1}, "trainer.mode: got 1; give true, false or auto."),
         ({"patterns": "head"}, "trainer.patterns: got 'head'; give a list, each item a text or null."),
-        ({"part": Part}, "give an object of Part or null."),
+        ({"part": Part}, "part: got the class Part, not an object such as Part(...); give an object of Part or null."),
         ({"count": 0, "share": 2}, "give a whole number >= 1. trainer.share: got 2;"),
     ],
 )
@@ -74,15 +71,6 @@ def test_values_that_are_not(values, said):
     with pytest.raises(ConfigurationError) as error:
         Settings(**values)
     assert said in str(error.value)
-
-
-def test_the_command_line_parses_such_arguments():
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Settings, "trainer")
-    parsed = parser.parse_args(["--trainer.count=2", "--trainer.maybe=3", "--trainer.clients=0.5", "--trainer.share=0"])
-    assert (parsed.trainer.count, parsed.trainer.maybe, parsed.trainer.clients) == (2, 3, 0.5)
-    with pytest.raises(Exception, match="count"):
-        parser.parse_args(["--trainer.count=two"])
 
 
 @pytest.mark.parametrize("kind", [Ditto, FedAdam, FedYogi, SyntheticDataModule])

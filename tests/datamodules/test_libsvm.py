@@ -60,9 +60,6 @@ def test_damaged_and_missing_files(tmp_path):
         ) as error:
             ready(path)
         assert "\n" not in str(error.value)
-    for arguments in ({"num_features": 0}, {"row_norm": 0}):
-        with pytest.raises(ConfigurationError, match=rf"data\.{next(iter(arguments))}"):
-            LibSVMDataModule("a1a", **arguments)
 
 
 def test_a1a(data_root):

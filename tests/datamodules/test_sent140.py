@@ -77,5 +77,3 @@ def test_damaged_files(tmp_path, content, message):
         path.write_text(content, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=rf"tweets\.csv'.*{message}.*; expected Sentiment140's CSV"):
         ready(path)
-    with pytest.raises(ConfigurationError, match=r"data\.sequence_length.* data\.vocabulary_size"):
-        Sent140DataModule("tweets.csv", sequence_length=0, vocabulary_size=2)

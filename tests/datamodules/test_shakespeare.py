@@ -152,10 +152,7 @@ def test_overlapping_windows_take_no_memory(tmp_path):
     assert targets.dtype == torch.int64
 
 
-@pytest.mark.parametrize("arguments", [{"targets": "first"}, {"stride": 1.5}, {"test_fraction": 1.0}])
-def test_impossible_arguments(play, arguments):
-    with pytest.raises(ConfigurationError, match=rf"data\.{next(iter(arguments))}"):
-        ShakespeareDataModule(str(play), **arguments)
+def test_a_sequence_that_nobody_has(play):
     with pytest.raises(ConfigurationError, match=r"data\.sequence_length=200: no role speaks 201 characters"):
         ready(play, sequence_length=200)
 

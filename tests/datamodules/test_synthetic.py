@@ -149,9 +149,7 @@ def test_the_public_draws_are_those_of_their_description(seed):
     assert random.getstate() == states[0]  # the draws leave the global generators alone
 
 
-def test_other_styles_an_iid_variant_and_other_seeds_are_refused():
-    with pytest.raises(ConfigurationError, match=r"data\.style: got 'mine'; give own or public"):
-        SyntheticDataModule(style="mine")
+def test_an_iid_variant_of_the_public_draws_and_other_seeds_are_refused():
     with pytest.raises(ConfigurationError, match=r"data\.iid: the public draws have no IID variant"):
         SyntheticDataModule(style="public", iid=True)
     with pytest.raises(ConfigurationError, match=r"data\.seed=-1: the public draws take a seed from 0 to 4294967295"):

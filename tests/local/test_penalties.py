@@ -104,15 +104,6 @@ def test_closed_forms():
     torch.testing.assert_close(AbsoluteNorm(0.35).prox(v), torch.tensor([[2.65, -3.65], [0.0, -0.05]]))
 
 
-@simple_penalties
-@pytest.mark.parametrize("delta", [-1.0, math.nan])
-def test_delta_is_not_negative(penalty, delta):
-    with pytest.raises(
-        ConfigurationError, match=rf"^algorithm.penalty: {penalty.__name__}.delta: got {delta}; give a number >= 0"
-    ):
-        penalty(delta)
-
-
 # layer-wise
 
 

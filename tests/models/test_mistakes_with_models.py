@@ -10,7 +10,6 @@ from fedbc_lightning.models import (
     MLP,
     CharLSTM,
     LinearRegression,
-    LogisticRegression,
     ResNet18GroupNorm,
     Sent140LSTM,
 )
@@ -24,7 +23,6 @@ from fedbc_lightning.core.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
     [
-        (LogisticRegression, {"num_features": 0}, "model.num_features: got 0; give a whole number >= 1"),
         (CIFARCNN, {"image_size": 15}, "image_size=15 is too small"),
         (ResNet18GroupNorm, {"num_groups": 3}, "model.num_groups: got 3; it must divide 64"),
     ],

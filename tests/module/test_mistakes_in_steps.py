@@ -237,7 +237,7 @@ def raises(*tensors):
         (NoNumber, "data: num_clients=0; give the number"),
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
         (lambda: BoringData, "data: got the class BoringData, not an object"),
-        (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),
+        (FedAvg, r"data: got an object of FedAvg; give a .*The order is \(model, datamodule, algorithm\)"),
         (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple; give a map"),
     ],
     ids=["methods", "test", "number", "base", "class", "order", "tuple"],

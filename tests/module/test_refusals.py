@@ -14,7 +14,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedbc_lightning import FederatedTrainer
-from fedbc_lightning.algorithms import FedBC, FedProx
+from fedbc_lightning.algorithms import FedBC
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import PartitionedDataModule
 from fedbc_lightning.partition import IID
@@ -90,7 +90,7 @@ def run(tmp_path, module=Guarded, data=None, **options):
         (altered(lambda m: setattr(m, "net", nn.LazyLinear(3))), "(?i)lazy|uninitiali[sz]ed"),
         (TakesLoader, r"only a single `test_dataloader`, but have included `dataloader_idx` in `TakesLoader.test_step"),
         (lambda: nn.Linear(2, 2), "LightningModule"),
-        (lambda: Guarded, "model: got the class Guarded; give a LightningModule"),
+        (lambda: Guarded, "model: got the class Guarded, not an object such as"),
     ],
 )
 def test_modules_that_cannot_be_honoured(tmp_path, module, names):
@@ -121,13 +121,9 @@ def test_strategies_that_shard_the_model(tmp_path, strategy):
     [
         ({"clients_per_round": 3}, r"clients_per_round.*3"),
         ({"name": "../elsewhere"}, r"trainer\.name: got"),
-        ({"local_schedules": "kept"}, r"trainer\.local_schedules: got 'kept'; give fresh or continue"),
         ({"local_epochs": 1, "local_steps": 1}, r"local_epochs.*local_steps|local_steps.*local_epochs"),
-        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"}, r"gradient_clip_algorithm.*max"),
-        ({"precision": "8-true"}, r"precision.*8-true"),
         ({"accelerator": "abacus"}, r"accelerator.*abacus"),
         ({"callbacks": [ModelCheckpoint()]}, r"ModelCheckpoint.*RoundCheckpoint"),
-        ({"algorithm": lambda: FedProx(mu=-1.0)}, r"mu.*-1"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, dual_min=2.0, dual_max=1.0)}, r"dual_m(in|ax)"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, dual_init=3.0, dual_max=1.0)}, r"dual_init.*3"),
         ({"algorithm": lambda: FedBC(dual_lr=0.1, tolerance=[1.0, 2.0, 3.0])}, r"tolerance.*3.*2|tolerance.*2.*3"),

@@ -100,9 +100,6 @@ def test_in_a_configuration_file(partitioner):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: IID(2.5), "num_clients: got 2.5; give a whole number >= 1"),
-        (lambda: PowerLaw(5, 0, float("nan"), "publik", -1), "classes_per_client: got 0.*exponent.*style.*seed"),
-        (lambda: Dirichlet(0, 0.0, 0), "num_clients: got 0.*alpha: got 0.0.*min_samples: got 0"),
         (lambda: InnerDirichlet(2, sizes=[3]), "sizes: got .3.; give num_clients=2"),
         (lambda: InnerDirichlet(2, sizes=[3, 1], size_spread=1.0), "sizes: got .* and no size_spread"),
         (lambda: InnerDirichlet(2, sizes=[3, 1])(np.zeros(5, int), 0), "sizes: they sum to 4, the data has 5 samples"),

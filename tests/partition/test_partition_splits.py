@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from fedbc_lightning.datamodules import DigitsDataModule
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.splits import split_partition
 from fedbc_lightning.partition import Dirichlet, Partition
 
@@ -75,8 +73,3 @@ def test_clients_of_few_samples_test_all_classes_alike():
         train, test = split_partition(parts, labels, fraction, "shuffled", np.random.default_rng(1))
         assert np.bincount(labels[test.indices]) / 20_000 == pytest.approx(0.1, abs=0.01)
         assert np.bincount(labels[train.indices]) / 20_000 == pytest.approx(0.1, abs=0.01)
-
-
-def test_impossible_splits_are_refused_by_name():
-    with pytest.raises(ConfigurationError, match=r"test_fraction: got 1\.0; .* got 'random'; give shuffled or"):
-        DigitsDataModule(test_fraction=1.0, split_order="random")

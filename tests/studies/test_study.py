@@ -101,7 +101,6 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
             {"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]},
             "only: C = 1, C = 2, e = 1.1: leaves nothing of the study",
         ),
-        ({"variants": {5: {}}}, "variants: got {5: {}}; give a mapping of quoted names"),
         ({"tuning": Tuning(max_rounds=[25, 5, None])}, "tuning.max_rounds: got .25, 5, None.; give T"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: a value is there twice"),

@@ -1,0 +1,67 @@
+"""What a user may give wrong to a class that a config can name: one line of the check of arguments says so."""
+
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from fedbc_lightning import FederatedTrainer, Privacy, System
+from fedbc_lightning.cli.classes import choices
+from fedbc_lightning.cli.parser import CLASS_KEYS
+from fedbc_lightning.core.checks import Bound, hints_of
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.distributed.backend import Backend
+from fedbc_lightning.federation.coding import Codecs
+from fedbc_lightning.federation.participation import ClientSampler, Stragglers
+from fedbc_lightning.local.penalties import Penalty
+from fedbc_lightning.partition import Partitioner
+from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.server.codecs import Codec
+from fedbc_lightning.server.robust import RobustRule
+from fedbc_lightning.studies.study import Study
+
+BASES = *CLASS_KEYS.values(), Partitioner, ClientSampler, RobustRule, Codec, Penalty, Backend
+CLASSES = {cls for base in BASES for cls in choices(base) if is_ours(cls)}
+CLASSES |= {FederatedTrainer, Privacy, System, Codecs, Stragglers, Study}
+# What these take beside the argument in question
+GIVEN = {"data": TensorDataset(torch.zeros(4, 2)), "train": [TensorDataset(torch.zeros(4, 2))], "partitioner": None}
+
+
+class Wrong:
+    """Something that no argument of a known type takes."""
+
+
+def wrong_values(hint: Any) -> Iterator[Any]:
+    """Yield an object of another type, where there is a type, and numbers outside of the bounds."""
+    if hint is not Any:
+        yield Wrong()
+    if get_origin(hint) is Annotated:
+        bounds = [bound for bound in get_args(hint) if isinstance(bound, Bound)]
+        yield from [number for number in (-7, 1e9, math.inf) if not all(bound.allows(number) for bound in bounds)]
+
+
+def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(cls).parameters
+    return {name: each for name, each in found.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+
+
+def mistakes() -> Iterator[Any]:
+    for cls in sorted(CLASSES, key=lambda cls: cls.__name__):
+        hints = hints_of(RunSettings if cls is FederatedTrainer else cls)
+        for name in arguments_of(cls).keys() & hints:
+            for value in wrong_values(hints[name]):
+                yield pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{type(value).__name__}")
+
+
+@pytest.mark.parametrize(("cls", "name", "value"), [*mistakes()])
+def test_a_wrong_argument_is_named_with_what_to_give(cls, name, value):
+    needed = {name: GIVEN.get(name, Wrong()) for name, each in arguments_of(cls).items() if each.default is each.empty}
+    with pytest.raises(ConfigurationError) as error:
+        cls(**{**needed, name: value})
+    assert f"{name}: got " in str(error.value)
+    assert "\n" not in str(error.value)
