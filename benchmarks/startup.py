@@ -4,7 +4,7 @@
 
 import    ``import fedbc_lightning``
 help      ``fedbc-cli --help``
-fit-help  ``fedbc-cli fit --help``
+fit-help  ``fedbc-cli fit --help all``
 fit       ``fedbc-cli fit --config digits.yaml --trainer.max_rounds 1``: from the command to the end of the first round
 
 Each is a process of its own. Run it twice, because the first run after an installation compiles.
@@ -30,7 +30,7 @@ LIGHTNING = ["-c", "import lightning.pytorch.cli"]
 COMMANDS = {
     "import": ["-c", "import fedbc_lightning"],
     "help": ["-m", "fedbc_lightning", "--help"],
-    "fit-help": ["-m", "fedbc_lightning", "fit", "--help"],
+    "fit-help": ["-m", "fedbc_lightning", "fit", "--help", "all"],
     "fit": ["-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "1"],
 }
 """Words after ``python``."""

@@ -103,6 +103,10 @@ class SupervisedModel(LightningModule):
         """Log ``test_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "test")
 
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the outputs for a batch, such as logits; its targets are not used."""
+        return self._apply_to(batch)[0]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return SGD with this module's hyper-parameters."""
         hparams = self.hparams

@@ -15,38 +15,39 @@ from fedbc_lightning.run.trust import check_trusted
 
 PROG = "fedbc-cli"
 
-# The commands on one run, each with a description in one line
+# The commands on one run, each with a description
 SUBCOMMANDS = {
-    "fit": "train a model over the clients",
-    "validate": "evaluate a checkpoint on the clients' validation data",
-    "test": "evaluate a checkpoint on the clients' test data",
-    "partition": "show how the data is split over the clients",
-    "plan": "tell time, memory, disk and bytes of a run, or of a study, before it starts",
-    "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
-    "verify": "work a client's round out again from its kept messages, and compare",
+    "fit": "Train a model over the clients.",
+    "validate": "Evaluate a checkpoint on the clients' validation data.",
+    "test": "Evaluate a checkpoint on the clients' test data.",
+    "predict": "Write what predict_step gives on the data module's predict data, or on each client's test data,\n"
+    "with the client's own model where the method has such. torch.load reads the files.",
+    "partition": "Show how the data is split over the clients.",
+    "plan": "Tell time, memory, disk and bytes of a run, or of a study, before it starts.\n"
+    "It takes a few steps of the run's own clients, and writes nothing; times are rough.",
+    "export": "Write a checkpoint's global model, or a client's own, for load_from_checkpoint.\n"
+    "Data, method and model are those of the run's own config.yaml, unless options say otherwise.",
+    "verify": "Work a client's round out again from its kept messages, and compare.",
 }
 
-# The commands on one run that has been made, with the options by which it is asked for
-OF_A_RUN = {
-    "export": "--ckpt_path RUN [--client CLIENT] [--out FILE] [--force]",
+# The options that only some of these commands have, as they are given; without brackets they are needed
+OWN_OPTIONS = {
+    "fit": "[--ckpt_path RUN]",
+    "validate": "[--ckpt_path RUN]",
+    "test": "[--ckpt_path RUN]",
+    "predict": "--ckpt_path RUN [--client CLIENT] [--out PATH] [--force]",
+    "partition": "[--out PATH]",
+    "export": "--ckpt_path RUN [--client CLIENT] [--out PATH] [--force]",
     "verify": "--ckpt_path RUN --client CLIENT --round ROUND",
 }
 
-# The commands on runs that are made or read as a whole, each with a description in one line
-STUDY_COMMANDS = {
-    "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
-    "reproduce": "run a paper's table or figure again, its numbers and claims beside ours",
-    "report": "write one HTML page about a study or a run: tables, curves, every client",
-}
+# The commands on runs that are made or read as a whole
+STUDY_COMMANDS = ("compare", "reproduce", "report")
 
-# The commands that read and make no runs, each with a description in one line
-TOOLS = {
-    "adopt": "turn a config of LightningCLI into one of fit, and say what changed",
-    "completion": "print a script that completes command lines in bash or zsh",
-    "deploy": "write a run as an app of Flower, for simulated or real clients",
-}
+# The commands that read and make no runs
+TOOLS = ("adopt", "completion", "deploy")
 
-COMMANDS = SUBCOMMANDS | STUDY_COMMANDS | TOOLS
+COMMANDS = (*SUBCOMMANDS, *STUDY_COMMANDS, *TOOLS, "configs")
 
 CONFIG_OPTIONS = ("--config", "-c")
 
@@ -72,6 +73,7 @@ def prepare_arguments(words: list[str]) -> list[str]:
     """
     words = list(words)
     check_subcommand(words)
+    own = OWN_OPTIONS.get(words[0], "")
     configs = list(option_values(words, CONFIG_OPTIONS))
     if is_study(words):
         raise UsageError(f"{words[0]} takes no study: {PROG} compare --config {configs[-1][1]}")
@@ -90,8 +92,8 @@ def prepare_arguments(words: list[str]) -> list[str]:
         if config is not None:
             check_trusted(config)
             words[1:1] = ["--config", str(config)]
-    elif words[0] in OF_A_RUN and not configs and not any(word == "-h" or "help" in word for word in words):
-        raise UsageError(f"which run? {PROG} {words[0]} {OF_A_RUN[words[0]]}")
+    elif own.startswith("--ckpt_path") and not configs and not any("help" in word for word in words):
+        raise UsageError(f"which run? {PROG} {words[0]} {own}")
     return words
 
 
@@ -147,7 +149,7 @@ def find_config(name: str) -> Path | str:
     # Without the ending, which is so long that it makes any two names similar
     names = {key.removesuffix(".yaml").removeprefix(OVERLAYS): key for key in shipped}
     near = nearest(name.removesuffix(".yaml").removeprefix(OVERLAYS), names)
-    meant = f"did you mean '{names[near]}'?" if near else f"{PROG} --help lists these"
+    meant = f"did you mean '{names[near]}'?" if near else f"{PROG} configs lists these"
     raise UsageError(f"no config file '{name}' here or among the shipped ones; {meant}")
 
 

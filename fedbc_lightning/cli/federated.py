@@ -20,9 +20,9 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.cli.class_help import show_class_help
 from fedbc_lightning.cli.classes import import_object, name_classes, rewritten_configs
-from fedbc_lightning.cli.command_arguments import OF_A_RUN, PROG, SUBCOMMANDS, prepare_arguments
-from fedbc_lightning.cli.overview import version
-from fedbc_lightning.cli.parser import EITHER, SECTION_TITLES, FederatedArgumentParser
+from fedbc_lightning.cli.command_arguments import SUBCOMMANDS, prepare_arguments
+from fedbc_lightning.cli.overview import usage, version
+from fedbc_lightning.cli.parser import EITHER, FederatedArgumentParser
 from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
@@ -38,13 +38,8 @@ for _package in ("models", "datamodules", "callbacks", "distributed.flower_backe
     importlib.import_module(f"fedbc_lightning.{_package}")
 
 
-OPTIONS_OF_CONFIGS = "A key of a config file is an option here: --trainer.max_rounds 10."
-DETAILS = {
-    "export": "Data, method and model are those of the run's own config.yaml, unless --config or options below say "
-    "otherwise; it runs on the CPU.",
-    "plan": "It takes a few steps of the run's own clients, and writes nothing; times are rough. The config is one of "
-    "fit, or a study, as for compare. A key of a config file is an option here.",
-}
+# Commands that write files of models, with their option --force
+WRITING = ("export", "predict")
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -131,18 +126,14 @@ class FederatedCLI(private_cli.OpenCLI):
     # what is parsed
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create a parser that takes no abbreviated keys and writes our version above the configs that it dumps."""
-        kwargs = {"allow_abbrev": False, "dump_header": [version()], **kwargs}
-        return super().init_parser(**kwargs)
+        """Create a parser that writes our version above the configs that it dumps."""
+        return super().init_parser(**{"dump_header": [version()], **kwargs})
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the commands with those arguments of their methods that are built from sections."""
         built = {"model", "datamodule", "algorithm"}
-        return {
-            "fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"},
-            "plan": built, "verify": built,
-        }  # fmt: skip
+        return {name: {*built, "dataloaders", "force"} if name in WRITING else built for name in SUBCOMMANDS}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--seed_everything``, which is always a number, so that a saved config repeats its run exactly."""
@@ -164,20 +155,19 @@ class FederatedCLI(private_cli.OpenCLI):
         """Add the command that is run; all commands if none is."""
         group = parser.add_subcommands()
         for name in [self._command] if self._command else self.subcommands():  # a parser takes 0.1 s to build
-            description = f"{SUBCOMMANDS[name].capitalize()}. {DETAILS.get(name, OPTIONS_OF_CONFIGS)}"
-            usage = f"{PROG} {name} {OF_A_RUN.get(name, '[--config FILE]... [--SECTION.KEY VALUE]...')}"
-            options = {"description": description, "usage": usage, **kwargs.get(name, {})}
+            options = {"description": SUBCOMMANDS[name], "usage": usage(name), **kwargs.get(name, {})}
             owner: Any = type(self) if name == "partition" else self.trainer_class
             command = self.command_parser(owner, name, **options)
-            group.add_subcommand(name, command, help=SUBCOMMANDS[name])
+            group.add_subcommand(name, command)
             for key, kind in {"ckpt_path": str, "other_seed": bool, "strict": bool}.items():
                 if key not in self.command_arguments(name):  # config.yaml has the keys of fit, so all must take them
                     command.add_argument(f"--{key}", type=kind | None, default=None, help=SUPPRESS)
-            if name == "export":
+            if name == "predict":
+                command.set_defaults(out="predictions")
+            if name in WRITING:
                 command.add_argument("--force", action="store_true", help="Write over a file that is there.")
-            groups = command.groups or {}
-            for key in groups.keys() & SECTION_TITLES.keys():
-                groups[key].title = SECTION_TITLES[key]
+            for key, section in (command.groups or {}).items():
+                section.title = key  # else the first line of a base class's docstring
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; ``--algorithm.help`` or ``--model.help`` without a name lists the classes."""
@@ -261,7 +251,7 @@ class FederatedCLI(private_cli.OpenCLI):
     def method_arguments(self, command: str) -> dict[str, Any]:
         """Return the arguments of the trainer's method for a command; see the base class."""
         arguments = {**super().method_arguments(command), "algorithm": self.algorithm}
-        return arguments | ({"force": self.setting(self.config_init, "force")} if command == "export" else {})
+        return arguments | ({"force": self.setting(self.config_init, "force")} if command in WRITING else {})
 
     def run_command(self, command: str) -> None:
         """Run a command, and print what it returns."""
@@ -274,6 +264,8 @@ class FederatedCLI(private_cli.OpenCLI):
             print(printable(self.result))
         elif command == "export":
             print(printable(url_of(self.result) or self.result))
+        elif command == "predict":
+            print(printable(Path(self.result[0]).parent))
         elif command == "plan":
             self.result.start_seconds += built - self._started
             print_plan(self.result)

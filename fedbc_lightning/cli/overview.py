@@ -1,4 +1,4 @@
-"""The help text of ``fedbc-cli`` itself; imports nothing heavy, so that it is shown at once."""
+"""The help of ``fedbc-cli`` and of its commands on one run; imports nothing heavy, so that it is shown at once."""
 
 from __future__ import annotations
 
@@ -7,42 +7,67 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedbc_lightning import __version__
-from fedbc_lightning.cli.command_arguments import COMMANDS, OVERLAYS, PROG, STUDIES, shipped_configs
+from fedbc_lightning.cli.command_arguments import OVERLAYS, OWN_OPTIONS, PROG, STUDIES, SUBCOMMANDS, shipped_configs
 
 _OVERVIEW = """\
 {version}: federated learning beyond consensus, on PyTorch Lightning
-
 usage: {prog} COMMAND [--config FILE]... [--SECTION.KEY VALUE]...
 
-commands:
-{commands}
+  fit                 train a model over the clients
+  validate, test      evaluate a checkpoint on validation or test data
+  predict, export     write a checkpoint's predictions, or one of its models
+  partition, plan     who has which data, and what a run costs, before it starts
+  compare, reproduce  many runs: methods × variants × seeds, or a paper's
+  report              write one HTML page about a run or a study
+  configs, adopt      list the shipped configs; take over one of LightningCLI
+  deploy, verify      run on clients of Flower; work a client's round out again
+  completion          complete command lines in bash or zsh
 
-shipped configs (a file of the same name here wins; several --config are layered):
+  {prog} fit --config digits.yaml               real data, about a minute
+  {prog} test --ckpt_path runs/digits/FedBC-0   evaluate that run
+  {prog} compare --config studies/digits.yaml   four methods, three seeds
+  {prog} fit --model mine.MyModel --data DigitsDataModule --algorithm FedAvg
+
+Every command has --help; {prog} fit --algorithm.help lists the methods."""
+
+_CONFIGS = """\
+configs of {prog} fit (a file of the same name here wins; several --config are layered):
 {configs}
 
-shipped studies, for {prog} compare and plan:
+studies of {prog} compare and plan:
 {studies}
 
-shipped algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
-{overlays}
+algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
+{overlays}"""
 
-examples:
-  {prog} fit --config digits.yaml                           real data, no download, about a minute
-  {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
-  {prog} fit --config digits.yaml --ckpt_path last          resume the newest run of this name
-  {prog} test --ckpt_path runs/digits/FedBC-0               evaluate a finished run
-  {prog} export --ckpt_path runs/digits/FedBC-0 --client 3   the model of client 3, for Lightning
-  {prog} plan --config digits.yaml                          the cost of a run, or of a study, in advance
-  {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
-  {prog} report runs/digits                                 one HTML page about a run, or about a study
-  {prog} fit --model my_module.MyModel --data DigitsDataModule --algorithm FedBC --algorithm.dual_lr 0.01
+_USUAL = """\
+  --ckpt_path RUN                folder or checkpoint of a run; last: the newest run of this name
+  --client CLIENT                name or number of the client whose own model is taken
+  --round ROUND                  round that is worked out again
+  --out PATH                     where to write: a file for export, a folder otherwise
+  --force                        write over what is there
+  --config FILE                  a config, yours or of fedbc-cli configs; several are layered
+  --algorithm NAME               the method; --algorithm.help lists all, with a name explains one
+  --model NAME                   a shipped model (--model.help) or yours, my_module.MyModel
+  --data NAME                    shipped data (--data.help) or yours, my_module.MyData
+  --trainer.max_rounds T         rounds in all
+  --trainer.clients_per_round S  clients sampled in a round, such as 10, or a share, such as 0.1
+  --trainer.local_epochs E       passes over a client's data in a round (or local_steps)
+  --trainer.engine ENGINE        sequential, vectorized (many small clients at once), or auto
+  --trainer.accelerator KIND     cpu, gpu or auto; trainer.devices says how many processes
+  --trainer.name NAME            runs are written to runs/NAME
+  --seed_everything SEED         seed of everything random
+  --print_config                 print the whole config, with every default, and end"""
 
-more:
-  {prog} fit --help                                         every option
-  {prog} fit --algorithm.help                               all algorithms; --model.help and --data.help, too
-  {prog} fit --algorithm.help FedBC                         what one does, keeps and sends, and its options
-  {prog} fit --algorithm.help FedAvg --algorithm.robust_rule.help   rules that can replace its mean
-  {prog} fit --config digits.yaml --print_config            the whole config, ready to be saved and edited"""
+_HELP = """\
+usage: {usage}
+
+{description}
+
+The usual options; in a config file they are keys, such as max_rounds in the section trainer:
+{options}
+
+All options, with their defaults: {prog} {command} --help all"""
 
 
 def version() -> str:
@@ -51,15 +76,32 @@ def version() -> str:
 
 
 def overview() -> str:
-    """Return the text of ``fedbc-cli --help``: commands, shipped configs, examples."""
+    """Return the text of ``fedbc-cli --help``: the commands, and four examples."""
+    return _OVERVIEW.format(version=version(), prog=PROG)
+
+
+def usage(command: str) -> str:
+    """Return how a command on one run is given."""
+    parts = PROG, command, OWN_OPTIONS.get(command), "[--config FILE]... [--SECTION.KEY VALUE]..."
+    return " ".join(filter(None, parts))
+
+
+def usual_help(command: str) -> str:
+    """Return the help of a command on one run, with the usual options that it has."""
+    called, some = usage(command), " ".join(OWN_OPTIONS.values())
+    names = {line: line.partition("   ")[0].strip() for line in _USUAL.splitlines()}
+    options = "\n".join(line for line, name in names.items() if name in called or name not in some)
+    return _HELP.format(usage=called, description=SUBCOMMANDS[command], options=options, prog=PROG, command=command)
+
+
+def configs() -> str:
+    """Return the text of ``fedbc-cli configs``: the shipped configs, studies and algorithms."""
     shipped = shipped_configs()
     first_lines = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped.items()}
     titles = {name: line.lstrip("# ") for name, line in first_lines.items() if not name.startswith(OVERLAYS)}
     overlays = ", ".join(Path(name).stem for name in shipped if name.startswith(OVERLAYS))
-    return _OVERVIEW.format(
-        version=version(),
+    return _CONFIGS.format(
         prog=PROG,
-        commands=columns(COMMANDS),
         configs=columns({name: title for name, title in titles.items() if not name.startswith(STUDIES)}),
         studies=columns({name: title for name, title in titles.items() if name.startswith(STUDIES)}),
         overlays=textwrap.fill(overlays, 100, initial_indent="  ", subsequent_indent="  "),

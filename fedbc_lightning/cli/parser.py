@@ -38,9 +38,6 @@ def _number(value: Any) -> Number:
 # torchvision's transforms call their arguments numbers.Number, which jsonargparse 4.53 cannot write into config.yaml.
 register_type(Number, serializer=lambda value: value, deserializer=_number, fail_already_registered=False)
 
-# Above this many classes the help of an argument does not list them: torch alone has hundreds of modules.
-MAX_LISTED_CLASSES = 40
-
 # Map from the keys that take a class to its base class
 CLASS_KEYS = {
     "algorithm": FederatedAlgorithm,
@@ -54,16 +51,6 @@ CLASS_KEYS = {
 
 # Map from Lightning's classes to types that also take the same classes of the package ``pytorch_lightning``
 EITHER: dict[Any, Any] = {LightningModule: AnyModule, LightningDataModule: AnyDataModule}
-
-# Titles of the sections of ``--help``, which say their purpose instead of a base class's docstring
-SECTION_TITLES = {
-    "trainer": "trainer: rounds, clients per round, engine, devices, logging and checkpoints",
-    "algorithm": "algorithm: the federated algorithm",
-    "model": "model: the model, any LightningModule",
-    "data": "data: the clients' data",
-    "optimizer": "optimizer: an optimizer that replaces that of the model's configure_optimizers",
-    "lr_scheduler": "lr_scheduler: a scheduler for --optimizer, stepped once per local epoch",
-}
 
 
 # Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only
@@ -82,29 +69,19 @@ def plain(text: str) -> str:
     return MARKUP.sub(lambda m: m["emphasis"] or (m["code"].rpartition(".")[2] if m["last"] else m["code"]), text)
 
 
-def _short_list(found: re.Match[str]) -> str:
-    """Leave out a base class, which jsonargparse 4.53 lists before its subclasses, or the whole list if it is long."""
-    bases = re.findall(r"\w+", found[1])
-    known = (name.rpartition(".") for name in found[3].split(", "))
-    names = [f"{module}.{name}" for module, _, name in known if name not in bases and module != AnyModule.__module__]
-    is_long = len(names) > MAX_LISTED_CLASSES
-    listed = "any class by its class_path" if is_long else f"known subclasses: {', '.join(names)}"
-    return f"type: {found[1]}{found[2]}{listed}"
-
-
 class BriefHelpFormatter(private_cli.OpenHelpFormatter):
-    """A help formatter that leaves out long lists of known subclasses."""
+    """A help formatter without lists of classes, of which torch has hundreds: ``--KEY.help`` has those of interest."""
 
     def start_section(self, heading: str | None) -> None:
         """Begin a section; the heading of a class is a line of its docstring, which is shown without markup."""
         super().start_section(heading and plain(heading))
 
     def shortened(self, text: str) -> str:
-        """Return the help of an argument: a short list of classes, types as Python 3.10 writes them, no markup."""
+        """Return the help of an argument: no classes, types as Python 3.10 writes them, no markup."""
         inside = r"\[((?:[^][]|\[[^][]*\])*)\]"
         text = re.sub(f"Optional{inside}", r"\1 | null", text)
         text = re.sub(f"Union{inside}", lambda found: re.sub(r", (?![^[]*\])", " | ", found[1]), text)
-        return re.sub(r"type: ([^,]*)(,[^()]*)known subclasses: ([^()]*)", _short_list, plain(text))
+        return re.sub(", known subclasses: [^()]*", "", plain(text))
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -119,7 +96,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     words: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"formatter_class": BriefHelpFormatter, **kwargs})
+        super().__init__(*args, **{"formatter_class": BriefHelpFormatter, "allow_abbrev": False, **kwargs})
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True

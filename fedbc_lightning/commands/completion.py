@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, capture_parser
 
 from fedbc_lightning.algorithms.base import usual_name
 from fedbc_lightning.cli.classes import arguments_of, choices
-from fedbc_lightning.cli.command_arguments import COMMANDS, PROG, STUDY_COMMANDS, SUBCOMMANDS, shipped_configs
+from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser
 from fedbc_lightning.commands import adopt, deploy
@@ -57,7 +57,7 @@ def completion(words: list[str]) -> int:
 
 
 def _own_parser() -> FederatedArgumentParser:
-    parser = FederatedArgumentParser(prog=f"{PROG} completion", description=DESCRIPTION, allow_abbrev=False)
+    parser = FederatedArgumentParser(prog=f"{PROG} completion", description=DESCRIPTION)
     parser.add_argument("shell", nargs="?", choices=SHELLS, help="Shell that reads the script.")
     return parser
 
@@ -94,8 +94,9 @@ def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser
     parser = capture_parser(FederatedCLI, args=[], parser_kwargs={"prog": PROG})
     others: dict[str, Any] = {command: command_parser(command) for command in STUDY_COMMANDS}
     others |= {"adopt": adopt.command_parser(), "completion": _own_parser(), "deploy": deploy.command_parser()}
+    others["configs"] = ArgumentParser()
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))
     for command, other in others.items():
-        group.add_subcommand(command, other, help=COMMANDS[command])
+        group.add_subcommand(command, other)
     return parser, group.choices

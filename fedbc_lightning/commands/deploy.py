@@ -13,12 +13,12 @@ import yaml
 from fedbc_lightning import __version__
 from fedbc_lightning.cli.classes import find_class
 from fedbc_lightning.cli.command_arguments import PROG, option_values, prepare_arguments
-from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.parser import FederatedArgumentParser
 from fedbc_lightning.core.errors import ConfigurationError, UsageError
 from fedbc_lightning.core.files import make_folder, url_of, write
 from fedbc_lightning.core.origin import INSTALLED, PACKAGE
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
+from fedbc_lightning.studies.parsed_runs import Built
 
 DESCRIPTION = """\
 Write a run as an app of Flower, which `flwr run` runs in simulation or on real clients. All further options are those
@@ -57,13 +57,6 @@ ckpt_path = ""
 """
 
 
-class _Built(FederatedCLI):
-    """Builds everything that ``fit`` would train, and does not train it."""
-
-    def run_command(self, command: str) -> None:
-        """Do nothing: an app of Flower trains."""
-
-
 def deploy(words: list[str]) -> int:
     """Run ``fedbc-cli deploy``: build what ``fit`` would train, and write the folder of an app that trains it.
 
@@ -86,7 +79,7 @@ def deploy(words: list[str]) -> int:
     if url_of(name) or folder.exists():
         raise UsageError(f"--folder {name}: give the name of a new folder, on a disk")
     rest = [*words[1 : position - (words[position] == name)], *words[position + 1 :]]
-    cli = _Built(args=prepare_arguments(["fit", *rest, "--trainer.backend=Flower"]), parser_kwargs={"prog": PROG})
+    cli = Built(args=prepare_arguments(["fit", *rest, "--trainer.backend=Flower"]), parser_kwargs={"prog": PROG})
     if cli.algorithm.trains_pooled:
         raise ConfigurationError(f"algorithm: {cli.algorithm} cannot be deployed: it trains on the data of all clients")
     config = cli.config["fit"].clone()
@@ -113,7 +106,7 @@ def deploy(words: list[str]) -> int:
 
 def command_parser() -> FederatedArgumentParser:
     """Return the parser of the command."""
-    parser = FederatedArgumentParser(prog=f"{PROG} deploy", description=DESCRIPTION, allow_abbrev=False)
+    parser = FederatedArgumentParser(prog=f"{PROG} deploy", description=DESCRIPTION)
     parser.add_argument("platform", nargs="?", choices=["flower"], help="Whose app is written.")
     parser.add_argument("--config", "-c", type=str, help="Config of fit; further ones are layered over it.")
     parser.add_argument("--folder", type=str, help="New folder of the app.")
@@ -153,11 +146,11 @@ def words_of(file: str, context: Any, client: Any) -> list[str]:
     return ["fit", "--config", yaml.safe_dump(config, allow_unicode=True), *options]
 
 
-def build(words: list[str]) -> FederatedCLI:
+def build(words: list[str]) -> Built:
     """Build what the apps of Flower train, from the words of a command line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower shows those of all packages
-        return _Built(args=words, parser_kwargs={"prog": PROG})
+        return Built(args=words, parser_kwargs={"prog": PROG})
 
 
 def _leave_others(data: dict[str, Any], client: Any) -> None:

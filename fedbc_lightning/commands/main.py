@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, is_study, prepare_arguments
-from fedbc_lightning.cli.overview import overview, version
+from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, SUBCOMMANDS, TOOLS, is_study, prepare_arguments
+from fedbc_lightning.cli.overview import configs, overview, usual_help, version
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, one_line, report
 from fedbc_lightning.core.text import PrintableRecord, printable
 
@@ -82,6 +82,14 @@ def main(args: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
+    if words[0] == "configs":
+        print(configs())
+        return 0
+    if words[0] in SUBCOMMANDS and words[-1] in ("-h", "--help"):
+        print(usual_help(words[0]))
+        return 0
+    if words[-2:] == ["--help", "all"]:
+        words.pop()
     typed = words
     try:
         is_of_studies = words[0] in STUDY_COMMANDS or (words[0] == "plan" and is_study(words))

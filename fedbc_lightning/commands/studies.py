@@ -39,7 +39,7 @@ repeats it. The page needs no other file and no network. Unfinished runs are nam
 def command_parser(command: str) -> FederatedArgumentParser:
     """Return the parser of a command that takes a study, or of ``report``."""
     description = REPORT if command == "report" else (Study.__doc__ or "").partition("\n\n")[0]
-    parser = FederatedArgumentParser(prog=f"{PROG} {command}", description=description, allow_abbrev=False)
+    parser = FederatedArgumentParser(prog=f"{PROG} {command}", description=description)
     if command == "report":
         parser.add_argument("folder", type=str, nargs="?", help="Folder of a study or of a run, e.g. runs/digits.")
         parser.add_argument("--output", "-o", type=str, help="File to write; by default report.html in the folder.")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.hooks import DataHooks
@@ -46,8 +47,7 @@ def export(run: Run, *, client: str | int | None, out: Path | None, force: bool)
     """
     assert run.path is not None, "export asks for a checkpoint"
     index, path = _index_of(client, run.datamodule), run.path
-    which = "global" if index is None else f"client_{index}"
-    out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if out is None else out
+    out = path.with_name(f"{_name(run, index)}.ckpt") if out is None else out
     if run.fabric.is_global_zero:
         check_out(out, force=force)
         if out == path or (out.exists() and out.samefile(path)):
@@ -58,6 +58,10 @@ def export(run: Run, *, client: str | int | None, out: Path | None, force: bool)
             _write(run, state, _source(run, index, path), out)
     run.federation.load_global()
     return out
+
+
+def _name(run: Run, client: int | None) -> str:
+    return f"round_{run.progress.finished_round}_{'global' if client is None else f'client_{client}'}"
 
 
 def check_out(out: Path, *, force: bool) -> None:
@@ -141,6 +145,39 @@ def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | 
     run.hooks.call("on_predict_end")
     federation.load_global()
     return predictions
+
+
+def write_predictions(run: Run, *, client: str | int | None, out: Path, force: bool) -> list[Path]:
+    """Write predictions as :meth:`FederatedTrainer.predict` says, on test data a file for each client that has some.
+
+    Args:
+        run: Run that has been set up, and restored if there is a checkpoint.
+        client: Number or name of the only client, whose own model predicts; None: all of them.
+        out: Folder of the files.
+        force: Whether existing files are overwritten.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigurationError: There is nothing to predict on, or a file cannot be written.
+    """
+    data, algorithm, files = run.datamodule, run.federation.algorithm, list[Path]()
+    has_own = algorithm.has_local_model or algorithm.fine_tuning or run.federation.layout.kept_entries
+    tests_all = client is None and _of_the_user(run) is None
+    tested: list[Any] = np.flatnonzero(data.num_samples("test")).tolist() or [None]
+    for owner in tested if tests_all else [client]:
+        index, loader = _index_of(owner, data), None
+        if tests_all and index is not None:
+            loader = run.evaluator.loader("test", index)
+            owner = index if has_own and index not in data.heldout else None
+        files.append(out / f"{_name(run, index)}.pt")
+        check_out(files[-1], force=force)
+        found = predict(run, client=owner, dataloaders=loader)
+        if run.fabric.is_global_zero:
+            with told(out, setting="out"):
+                checkpoint.save_atomically(found, files[-1])
+    return files
 
 
 def _predictions(run: Run, loader: Iterable[Any]) -> Iterator[Any]:

@@ -30,7 +30,7 @@ WHERE_ABSENT = {
 SOURCE = "fedbc_lightning_source"
 
 
-def save_atomically(checkpoint: dict[str, Any], path: Path, check: Callable[[], None] = lambda: None) -> None:
+def save_atomically(checkpoint: Any, path: Path, check: Callable[[], None] = lambda: None) -> None:
     """Write a checkpoint so that `path` holds the old or the new file, whenever the process or the machine dies.
 
     The steps are: temporary file, fsync, replace, fsync of the folder. The replace is the only commit point. Before

@@ -38,7 +38,7 @@ from fedbc_lightning.run.run_record import FitResult
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.set_up import make_shim, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
-from fedbc_lightning.run.trained_model import check_out, export, predict
+from fedbc_lightning.run.trained_model import check_out, export, predict, write_predictions
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import (
     as_datamodule,
@@ -150,6 +150,8 @@ class FederatedTrainer(RunView):
         ckpt_path: str | os.PathLike | None = None,
         dataloaders: Iterable[Any] | None = None,
         client: str | int | None = None,
+        out: str | os.PathLike | None = None,
+        force: bool = False,
     ) -> list[Any]:
         """Run ``predict_step`` of the global model, or of a client's own, over batches; see :meth:`fit`.
 
@@ -162,14 +164,20 @@ class FederatedTrainer(RunView):
             dataloaders: A DataLoader; None: ``predict_dataloader`` of the data module or the model, where one is
                 overridden, else the test data of the client, or of all clients.
             client: Client whose own model is used, as for :meth:`export`; None: the global model.
+            out: Folder for files such as ``round_50_client_3.pt``, of which ``torch.load`` gives the list; None: the
+                predictions are returned. Without ``client``, each client's test data have a file of their own there,
+                and are given to its own model where the method has such (a head or buffers of its own count, too).
+            force: Whether existing files are overwritten.
 
         Returns:
-            The values that ``predict_step`` returned, one per batch, on the CPU.
+            The values that ``predict_step`` returned, one per batch, on the CPU; with ``out`` the files.
 
         Raises:
             ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
-        task = partial(predict, client=client, dataloaders=dataloaders)
+        task: Any = partial(predict, client=client, dataloaders=dataloaders)
+        if out is not None:
+            task = partial(write_predictions, client=client, out=Path(out), force=force)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, task)
 
     def export(

@@ -13,9 +13,12 @@ from fedbc_lightning.models import LogisticRegression
 from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
 from helpers.programs import run_fresh
+from jsonargparse import capture_parser
 
+from fedbc_lightning.cli.command_arguments import COMMANDS
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.commands.main import main
+from fedbc_lightning.core import private_cli
 from fedbc_lightning.run.trust import signed
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -279,15 +282,14 @@ def test_print_config_is_a_config(project, calls, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--help"], "shipped configs"),
+        (["configs"], "  studies/digits.yaml "),
         (["--version"], "fedbc-cli "),
-        (["fit", "--help"], "--trainer.max_rounds"),
+        (["fit", "--help", "all"], "--trainer.checkpoint_every_n_rounds"),
         (["fit", "--algorithm.help"], "SCAFFOLD"),
         (["fit", "--algorithm.help", "FedBC"], "--algorithm.dual_lr"),
         (["fit", "--algorithm.help=fed-bc"], "--algorithm.dual_lr"),
         (["fit", "--algorithm.help", "Local"], "Help for --algorithm.help"),
         (["fit", "--model.help", "MLP"], "--model.hidden"),
-        (["partition", "--help"], "--out"),
     ],
 )
 def test_help(words, said, capsys):
@@ -371,14 +373,6 @@ def test_the_list_of_server_parts_has_those_that_a_config_can_hold(monkeypatch, 
     assert not names & {"Coin", "FairStep", "MeanMessage", "ServerOptimizer", "AugmentedMean", "LargestClientStep"}
 
 
-def test_the_help_of_a_part_is_its_docstring_and_its_options(capsys):
-    words = ("--algorithm.help", "Composed", "--algorithm.server_callbacks.help", "WeightedAverage")
-    assert run_cli("fit", *words) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("WeightedAverage: ")
-    assert "--algorithm.server_callbacks.by" in out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -396,9 +390,25 @@ def test_a_run_says_what_it_trains_by_its_usual_name(project, words, said, capsy
     assert said in capsys.readouterr().out
 
 
-def test_nothing_given_is_answered_with_the_help(capsys):
+def test_nothing_given_is_answered_with_all_commands_on_a_screen(capsys):
     assert run_cli() == 2
-    assert "usage: fedbc-cli" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert not {*COMMANDS}.difference(*(line.replace(",", "").split() for line in lines))
+
+
+def test_the_usual_options_of_a_command_are_options_of_it(capsys):
+    parser = capture_parser(FederatedCLI, args=[])
+    (group,) = [action for action in private_cli.actions(parser) if isinstance(action.choices, dict)]
+    for command, own in group.choices.items():
+        assert run_cli(command, "--help") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines[1:])) <= 100
+        shown = [line.split()[0] for line in lines if line.startswith("  --")]
+        every = {option for action in private_cli.actions(own) for option in action.option_strings}
+        assert len(shown) >= 12
+        assert {*shown} <= {*every, "--print_config"}, command
 
 
 def test_an_error_of_the_users_own_keeps_its_traceback(project):

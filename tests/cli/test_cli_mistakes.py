@@ -12,7 +12,7 @@ MISTAKES = {
     "--config tiny.yaml fit": "the command goes first: fedbc-cli fit --config ...",
     # configs
     "fit --config cifr.yaml": "no config file 'cifr.yaml' here or among the shipped ones; did you mean 'cifar.yaml'?",
-    "fit --config nofile.yaml": "among the shipped ones; fedbc-cli --help lists these",  # nothing is near
+    "fit --config nofile.yaml": "among the shipped ones; fedbc-cli configs lists these",  # nothing is near
     "fit --config fedprox": "did you mean 'algorithms/fedprox.yaml'?",
     "compare": "missing: base, algorithms. Give a --config, such as --config studies/digits.yaml, or --base ...",
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: fedbc-cli fit",

@@ -63,10 +63,6 @@ def test_the_script_is_one_of_its_shell(scripts, shell):
     subprocess.run([shell, "-n", scripts / shell], check=True)
 
 
-def test_every_command_is_completed(complete):
-    assert {"fit", "compare", "reproduce", "report", "plan", "export"} <= set(complete(""))
-
-
 def test_without_shtab_one_line_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1

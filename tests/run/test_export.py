@@ -1,5 +1,6 @@
 """One model of a run as an ordinary Lightning checkpoint: it is the one that the run's evaluation measured."""
 
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import lightning
 import pytest
 import torch
 import yaml
+from fedbc_lightning.models import LogisticRegression
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
 from torch.utils.data import DataLoader
@@ -251,13 +253,33 @@ def test_the_command_writes_a_client_and_z(run, capsys):
     assert_equal_trees(one, two)
 
 
+@pytest.mark.parametrize(("method", "has_own"), [("FedAvg", False), ("Ditto", True)])
+def test_predictions_are_those_of_the_models_that_export_writes(project, capsys, method, has_own):
+    assert run_cli("fit", "--config", "tiny.yaml", "--algorithm", method) == 0
+    predict = "predict", "--ckpt_path", f"runs/tiny/{method}-0"
+    capsys.readouterr()
+    assert run_cli(*predict) == 0
+    assert capsys.readouterr().out == "predictions\n"
+    assert sorted(os.listdir("predictions")) == [f"round_2_client_{client}.pt" for client in range(4)]
+    for client in range(4):
+        which = ("--client", client) if has_own else ()
+        assert run_cli("export", *predict[1:], *which, "--out", "model.ckpt", "--force") == 0
+        model = LogisticRegression.load_from_checkpoint("model.ckpt")
+        inputs = importlib.import_module("tiny_data").TinyData().client_test_dataset(client).tensors[0]
+        (found,) = torch.load(f"predictions/round_2_client_{client}.pt", weights_only=True)
+        assert torch.equal(found, model(inputs))
+    assert run_cli(*predict, "--client", "2") == 1
+    assert "'predictions/round_2_client_2.pt' is there already" in capsys.readouterr().err
+    assert run_cli(*predict, "--client", "2", "--force") == 0
+
+
 MISTAKES = [
     (f"--ckpt_path {RUN} --client eva", 1, "client: there is no client 'eva'; did you mean 'eve'?"),
     (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
     (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is there already; give another file"),
     (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give names, or numbers from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
-    ("", 2, "which run? fedbc-cli export --ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"),
+    ("", 2, "which run? fedbc-cli export --ckpt_path RUN [--client CLIENT] [--out PATH] [--force]"),
     ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
     ("--ckpt_path there.ckpt", 2, "no config.yaml beside the run of --ckpt_path there.ckpt"),
     ("--ckpt_path there.ckpt --config boring.yaml", 1, "ckpt_path: 'there.ckpt' was not written by fedbc_lightning."),
