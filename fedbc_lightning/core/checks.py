@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, wraps
+from itertools import chain
 from numbers import Integral, Real
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -117,27 +118,25 @@ class Checked:
         init: Any = vars(cls).get("__init__")
         if init is None or not is_ours(cls):
             return
-        arguments = _arguments_of(cls)
-        has_others = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+        own = _names(init)
+        has_others = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(init).parameters.values())
 
         @wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            takers = type(self).__mro__ if has_others else (cls,)
-            known = {
-                name: None for taker in takers for name, each in _arguments_of(taker).items() if each.kind in _NAMED
-            }
+            others = [_names(base.__init__) for base in type(self).__mro__] if has_others else []
+            known = dict.fromkeys([*own, *chain(*others)])
             for name in given.keys() - known.keys():  # Python's own message would name a base class
                 meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'; {meant}")
-            check_arguments(cls, dict(zip(arguments, args, strict=False)) | given, cls.section)
+            check_arguments(cls, dict(zip(own, args, strict=False)) | given, cls.section)
             init(self, *args, **given)
 
         cls.__init__ = checked  # type: ignore[method-assign]
 
 
-def _arguments_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a class's ``__init__``, without ``self``."""
-    return dict([*inspect.signature(cls.__init__).parameters.items()][1:])  # type: ignore[misc]
+def _names(init: Any) -> list[str]:
+    """Return the names of the arguments of an ``__init__``, without ``self`` and those of any name."""
+    return [name for name, each in inspect.signature(init).parameters.items() if each.kind in _NAMED][1:]
 
 
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:
