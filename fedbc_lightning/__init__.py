@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FederatedAlgorithm, FedProx
+    from fedbc_lightning.commands.studies import reproduce
     from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, SitesDataModule
     from fedbc_lightning.federation.coding import Codecs
     from fedbc_lightning.federation.participation import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.system import Diurnal, Lognormal, System
+    from fedbc_lightning.pages.pages import report
     from fedbc_lightning.run.run_record import FitResult
+    from fedbc_lightning.studies.compare import Comparison
+    from fedbc_lightning.studies.study import Study
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -26,6 +30,7 @@ _HOMES = {
     "SCAFFOLD": "algorithms",
     "ClientSampler": "federation.participation",
     "Codecs": "federation.coding",
+    "Comparison": "studies.compare",
     "ConfigurationError": "core.errors",
     "Diurnal": "federation.system",
     "FedAvg": "algorithms",
@@ -40,15 +45,19 @@ _HOMES = {
     "PoissonSampler": "federation.participation",
     "Privacy": "federation.privacy",
     "SitesDataModule": "data",
+    "Study": "studies.study",
     "System": "federation.system",
     "UniformSampler": "federation.participation",
     "recordable": "core.recordable",
+    "report": "pages.pages",
+    "reproduce": "commands.studies",
 }
 
 __all__ = [
     "SCAFFOLD",
     "ClientSampler",
     "Codecs",
+    "Comparison",
     "ConfigurationError",
     "Diurnal",
     "FedAvg",
@@ -63,11 +72,19 @@ __all__ = [
     "PoissonSampler",
     "Privacy",
     "SitesDataModule",
+    "Study",
     "System",
     "UniformSampler",
     "__version__",
     "recordable",
+    "report",
+    "reproduce",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, which a completion offers; they are imported on first use."""
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -54,9 +54,6 @@ CONFIG_OPTIONS = ("--config", "-c")
 # Folder of the shipped configs that hold an algorithm and nothing else
 OVERLAYS = "algorithms/"
 
-# Folder of the shipped studies, configs of ``compare``
-STUDIES = "studies/"
-
 
 def prepare_arguments(words: list[str]) -> list[str]:
     """Check the command, find the config files, and add the config of a checkpoint's run if none is given.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
-from pathlib import Path
+from importlib import metadata
 
-from fedbc_lightning import __version__
-from fedbc_lightning.cli.command_arguments import OVERLAYS, OWN_OPTIONS, PROG, STUDIES, SUBCOMMANDS, shipped_configs
+from fedbc_lightning.cli.command_arguments import OWN_OPTIONS, PROG, SUBCOMMANDS, shipped_configs
 
 _OVERVIEW = """\
 {version}: federated learning beyond consensus, on PyTorch Lightning
@@ -30,16 +28,6 @@ usage: {prog} COMMAND [--config FILE]... [--SECTION.KEY VALUE]...
 
 Every command has --help; {prog} fit --algorithm.help lists the methods."""
 
-_CONFIGS = """\
-configs of {prog} fit (a file of the same name here wins; several --config are layered):
-{configs}
-
-studies of {prog} compare and plan:
-{studies}
-
-algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
-{overlays}"""
-
 _USUAL = """\
   --ckpt_path RUN                folder or checkpoint of a run; last: the newest run of this name
   --client CLIENT                name or number of the client whose own model is taken
@@ -59,20 +47,10 @@ _USUAL = """\
   --seed_everything SEED         seed of everything random
   --print_config                 print the whole config, with every default, and end"""
 
-_HELP = """\
-usage: {usage}
-
-{description}
-
-The usual options; in a config file they are keys, such as max_rounds in the section trainer:
-{options}
-
-All options, with their defaults: {prog} {command} --help all"""
-
 
 def version() -> str:
     """Return name and version of the program, e.g. ``fedbc-cli 0.1.0``."""
-    return f"{PROG} {__version__}"
+    return f"{PROG} {metadata.version('fedbc_lightning')}"
 
 
 def overview() -> str:
@@ -89,23 +67,20 @@ def usage(command: str) -> str:
 def usual_help(command: str) -> str:
     """Return the help of a command on one run, with the usual options that it has."""
     called, some = usage(command), " ".join(OWN_OPTIONS.values())
-    names = {line: line.partition("   ")[0].strip() for line in _USUAL.splitlines()}
-    options = "\n".join(line for line, name in names.items() if name in called or name not in some)
-    return _HELP.format(usage=called, description=SUBCOMMANDS[command], options=options, prog=PROG, command=command)
+    options = [line for line in _USUAL.splitlines() if (name := line[:33].strip()) in called or name not in some]
+    return "\n".join([
+        f"usage: {called}\n\n{SUBCOMMANDS[command]}\n\nThe usual options; in a config file they are keys, such as "
+        "max_rounds in the section trainer:",
+        *options,
+        f"\nAll options, with their defaults: {PROG} {command} --help all",
+    ])  # fmt: skip
 
 
 def configs() -> str:
-    """Return the text of ``fedbc-cli configs``: the shipped configs, studies and algorithms."""
-    shipped = shipped_configs()
-    first_lines = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped.items()}
-    titles = {name: line.lstrip("# ") for name, line in first_lines.items() if not name.startswith(OVERLAYS)}
-    overlays = ", ".join(Path(name).stem for name in shipped if name.startswith(OVERLAYS))
-    return _CONFIGS.format(
-        prog=PROG,
-        configs=columns({name: title for name, title in titles.items() if not name.startswith(STUDIES)}),
-        studies=columns({name: title for name, title in titles.items() if name.startswith(STUDIES)}),
-        overlays=textwrap.fill(overlays, 100, initial_indent="  ", subsequent_indent="  "),
-    )
+    """Return the text of ``fedbc-cli configs``: the shipped configs, studies and overlays, each with its first line."""
+    found = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped_configs().items()}
+    lines = columns({name: line.lstrip("# ") for name, line in found.items()})
+    return f"A file of the same name here wins; several --config are layered, each over the one before.\n\n{lines}"
 
 
 def columns(rows: Mapping[str, str]) -> str:

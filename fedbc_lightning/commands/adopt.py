@@ -100,7 +100,7 @@ def adopt(words: list[str]) -> int:
 
 def command_parser() -> FederatedArgumentParser:
     """Return the parser of the command."""
-    parser = FederatedArgumentParser(prog=f"{PROG} adopt", description=DESCRIPTION)
+    parser = FederatedArgumentParser(prog="fedbc-cli adopt", description=DESCRIPTION)
     parser.add_argument("file", type=str, nargs="?", help="Config of LightningCLI, e.g. its saved config.yaml.")
     parser.add_argument("--output", "-o", type=str, help="New file to write.")
     for section in SECTIONS:

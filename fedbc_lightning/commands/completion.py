@@ -57,7 +57,7 @@ def completion(words: list[str]) -> int:
 
 
 def _own_parser() -> FederatedArgumentParser:
-    parser = FederatedArgumentParser(prog=f"{PROG} completion", description=DESCRIPTION)
+    parser = FederatedArgumentParser(prog="fedbc-cli completion", description=DESCRIPTION)
     parser.add_argument("shell", nargs="?", choices=SHELLS, help="Shell that reads the script.")
     return parser
 
@@ -93,8 +93,12 @@ def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser
     """Return the parser of the program, and those of its commands."""
     parser = capture_parser(FederatedCLI, args=[], parser_kwargs={"prog": PROG})
     others: dict[str, Any] = {command: command_parser(command) for command in STUDY_COMMANDS}
-    others |= {"adopt": adopt.command_parser(), "completion": _own_parser(), "deploy": deploy.command_parser()}
-    others["configs"] = ArgumentParser()
+    others |= {
+        "adopt": adopt.command_parser(),
+        "completion": _own_parser(),
+        "deploy": deploy.command_parser(),
+        "configs": ArgumentParser(),
+    }
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))
     for command, other in others.items():

@@ -106,7 +106,7 @@ def deploy(words: list[str]) -> int:
 
 def command_parser() -> FederatedArgumentParser:
     """Return the parser of the command."""
-    parser = FederatedArgumentParser(prog=f"{PROG} deploy", description=DESCRIPTION)
+    parser = FederatedArgumentParser(prog="fedbc-cli deploy", description=DESCRIPTION)
     parser.add_argument("platform", nargs="?", choices=["flower"], help="Whose app is written.")
     parser.add_argument("--config", "-c", type=str, help="Config of fit; further ones are layered over it.")
     parser.add_argument("--folder", type=str, help="New folder of the app.")

@@ -151,7 +151,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
         if words[0] in TOOLS:
             return getattr(import_module(f"fedbc_lightning.commands.{words[0]}"), words[0])(words[1:])
         if is_of_studies:
-            return getattr(import_module("fedbc_lightning.commands.studies"), words[0])(words[1:])
+            return getattr(import_module("fedbc_lightning.commands.studies"), f"{words[0]}_command")(words[1:])
         FederatedCLI(args=words, started=started, parser_kwargs={"prog": PROG})
     except UsageError as error:
         return _fail(error, status=2)

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, did_you_mean
 from fedbc_lightning.core.files import url_of
 from fedbc_lightning.core.printing import Console
+from fedbc_lightning.pages.pages import report
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.report.pages import write_reports
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.drawing import save
 from fedbc_lightning.studies.methods import SECTIONS
@@ -49,7 +50,7 @@ def command_parser(command: str) -> FederatedArgumentParser:
     return parser
 
 
-def compare(words: list[str]) -> int:
+def compare_command(words: list[str]) -> int:
     """Run ``fedbc-cli compare``: do a study and print its tables.
 
     Args:
@@ -64,7 +65,7 @@ def compare(words: list[str]) -> int:
     return 0 if Comparison(read_study("compare", words), command=shlex.join([PROG, "compare", *words])).run() else 1
 
 
-def plan(words: list[str]) -> int:
+def plan_command(words: list[str]) -> int:
     """Run ``fedbc-cli plan`` for a study: print its estimated cost.
 
     Args:
@@ -163,27 +164,46 @@ def _mark_changes(study: Study, layers: list[dict[str, Any]]) -> None:
         study.origins = study.given["origins"] = marked
 
 
-def reproduce(words: list[str]) -> int:
-    """Run ``fedbc-cli reproduce``: compute tables and figures of the papers.
+def reproduce(*names: str, **settings: Any) -> list[Comparison]:
+    """Compute tables and figures of the papers; tables without a study are printed.
 
     The files of all data sets are looked for, and downloaded where that is possible, before any run begins.
+
+    Args:
+        *names: Names as ``fedbc-cli reproduce --help`` lists them, e.g. ``table1``.
+        **settings: Arguments of :class:`Study` that replace those of the shipped studies, e.g. ``scale=0.1``.
+
+    Returns:
+        The comparisons, which have run, of those names that have a study.
+
+    Raises:
+        ConfigurationError: A study cannot be run as configured.
+        UsageError: A name is unknown, or none is given.
+    """
+    options = [f"--{key}={json.dumps(value)}" for key, value in settings.items()]
+    return [comparison for comparison, _ in _reproduced(names, options)]
+
+
+def reproduce_command(words: list[str]) -> int:
+    """Run ``fedbc-cli reproduce``, see :func:`reproduce`.
 
     Args:
         words: Names of tables and figures, then options of the study, e.g. ``--scale 0.1``.
 
     Returns:
         The exit status: 0, or 1 where a run failed.
-
-    Raises:
-        ConfigurationError: A study cannot be run as configured.
-        UsageError: A name is unknown, or none is given.
     """
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
-    if not names and {"-h", "--help"} & set(options):
+    if words in (["-h"], ["--help"]):
         print(f"usage: {PROG} reproduce NAME... [--scale SHARE] [options of {PROG} compare]\n\nnames:")
         print(columns({name: known.what for name, known in REPRODUCTIONS.items()}))
         return 0
+    return max((not is_whole for _, is_whole in _reproduced(names, options)), default=0)
+
+
+def _reproduced(names: Sequence[str], options: list[str]) -> Iterator[tuple[Comparison, bool]]:
+    """Yield each comparison that has run, and whether all of its runs finished."""
     for name in names:
         if name not in REPRODUCTIONS:
             meant = did_you_mean(name, REPRODUCTIONS, f"there is: {', '.join(REPRODUCTIONS)}")
@@ -198,19 +218,18 @@ def reproduce(words: list[str]) -> int:
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
     for study in studies.values():
         check_data_files(study)
-    status = 0
     for name in names:
         known = REPRODUCTIONS[name]
         if known.compute is not None:
             show(Console(), *known.compute())
             continue
         comparison = Comparison(studies[name], command=shlex.join([PROG, "reproduce", name, *options]))
-        status = max(status, 0 if comparison.run() else 1)
+        is_whole = comparison.run()
         if known.draw is not None and finished(comparison.states):
             figure = known.draw(StudyRecord(studies[name], None, comparison.states))
             for file in save(figure, studies[name].results_folder / "figures", name.replace("-", "_")):
                 Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
-    return status
+        yield comparison, is_whole
 
 
 def _read(path: Path | str) -> dict[str, Any]:
@@ -228,7 +247,7 @@ def _read(path: Path | str) -> dict[str, Any]:
     return content
 
 
-def report(words: list[str]) -> int:
+def report_command(words: list[str]) -> int:
     """Run ``fedbc-cli report``: write a page about a study or a run.
 
     Args:
@@ -244,6 +263,6 @@ def report(words: list[str]) -> int:
     given = command_parser("report").parse_args(words)
     if given.folder is None:
         raise UsageError(f"of what? {PROG} report FOLDER_OF_A_RUN_OR_STUDY")
-    for file in write_reports(Path(given.folder), given.output and Path(given.output)):
+    for file in report(given.folder, given.output):
         Console().print(f"Report:  {url_of(file) or file}", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -123,7 +123,7 @@ class Checked:
 
         @wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            others = [_names(base.__init__) for base in type(self).__mro__] if has_others else []
+            others = [_names(base.__init__) for base in type(self).__mro__] if has_others else []  # type: ignore[misc]
             known = dict.fromkeys([*own, *chain(*others)])
             for name in given.keys() - known.keys():  # Python's own message would name a base class
                 meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")

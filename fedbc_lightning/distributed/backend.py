@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from fedbc_lightning.core.checks import Checked
+
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +43,7 @@ class Lost(NamedTuple):
     reason: str
 
 
-class Backend(ABC):
+class Backend(Checked, ABC):
     """Base class of backends, which carry messages to workers and bring their answers back.
 
     Messages are bytes (see :mod:`fedbc_lightning.federation.messages`), and what a client answers is a function of
@@ -56,6 +58,7 @@ class Backend(ABC):
             work out a client's round again.
     """
 
+    section = "trainer.backend"
     clients_per_message: int | None = 1
     keeps_rows: bool = False
     keep_messages: bool = False
@@ -83,7 +86,7 @@ class Backend(ABC):
             asks: The messages.
         """
 
-    def close(self) -> None:  # noqa: B027 - some have nothing to close
+    def close(self) -> None:
         """Let the workers go; the run is over."""
 
     def __getstate__(self) -> dict[str, Any]:

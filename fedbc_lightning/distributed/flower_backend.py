@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import Annotated, Any, NamedTuple
 
-from fedbc_lightning.core.checks import above, at_least, check_arguments
+from fedbc_lightning.core.checks import above, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.flower_messages import content_of, parts_of
@@ -65,7 +65,6 @@ class Flower(Backend):
         keeps_rows: bool = True,
         keep_messages: bool = False,
     ) -> None:
-        check_arguments(Flower, locals(), "trainer.backend: Flower")
         self.timeout, self.wait, self.keeps_rows, self.keep_messages = timeout, wait, keeps_rows, keep_messages
 
     def connect(self, grid: Any, names: Callable[[], Sequence[str] | None]) -> None:

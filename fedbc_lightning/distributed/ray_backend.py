@@ -18,7 +18,7 @@ from unittest import mock
 
 from lightning.fabric.utilities import rank_zero_only
 
-from fedbc_lightning.core.checks import Count, at_least, check_arguments
+from fedbc_lightning.core.checks import Count, at_least
 from fedbc_lightning.core.errors import FRAMEWORKS, ConfigurationError, add_note, in_one_line, needs, notes_of
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
@@ -59,7 +59,6 @@ class Ray(Backend):
         address: str | None = None,
         keep_messages: bool = False,
     ) -> None:
-        check_arguments(Ray, locals(), "trainer.backend: Ray")
         self.num_actors, self.gpus_per_actor, self.address = num_actors, gpus_per_actor, address
         self.clients_per_message, self.keep_messages = clients_per_message, keep_messages
 

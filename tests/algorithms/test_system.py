@@ -18,8 +18,8 @@ from fedbc_lightning.cli.printed_tables import print_plan
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.federation.participation import Stragglers
 from fedbc_lightning.federation.system import Availability, DeviceFile, Diurnal, Lognormal, System
-from fedbc_lightning.report.page import render
-from fedbc_lightning.report.pages import run_page
+from fedbc_lightning.pages.page import render
+from fedbc_lightning.pages.pages import run_page
 
 SPEEDS = "client,compute,bandwidth_up\n0,1.0,100\n1,2.0,100\n2,4.0,50\n3,0.5,100\n4,1.5,200\n"
 L2 = partial(L2GD, penalty=1.0, probability=0.5, lr=0.1)

@@ -71,7 +71,6 @@ def test_what_describes_the_options_imports_no_more_than_lightning_and_a_run_wha
     """In one process, because Lightning takes seconds: each command after those before it."""
     commands = [
         ["fit", "--help", "all"],
-        ["partition", "--help", "all"],
         ["fit", "--algorithm.help"],
         ["fit", "--model.help"],
         ["fit", "--data.help"],

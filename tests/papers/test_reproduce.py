@@ -8,6 +8,7 @@ import pytest
 import yaml
 from helpers.command_line import run_cli
 
+from fedbc_lightning import reproduce
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.papers.partition_tables import EXPONENTS, table_5
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
@@ -30,6 +31,7 @@ def test_the_command(project, capfd):
     said = capfd.readouterr().out
     assert "1222-7486 = paper" in said
     assert len(re.findall(r"^ +paper ", said, re.MULTILINE)) == 6
+    assert reproduce("table5") == []
     assert run_cli("reproduce", "--help") == 0
     assert "table1" in capfd.readouterr().out
 

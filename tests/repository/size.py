@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("fedbc_lightning", "models", "datamodules")
-WORDS = tuple(f"fedbc_lightning/{name}" for name in ("studies", "report", "papers", "commands", "cli"))
+WORDS = tuple(f"fedbc_lightning/{name}" for name in ("studies", "pages", "papers", "commands", "cli"))
 _KINDS = (ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop)
 """Nodes that say of which kind the node above them is."""
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -74,7 +74,7 @@ def main(root: Path = ROOT) -> None:
     rows = [
         ("fedbc_lightning/ + models/ + datamodules/", total),
         ("  engines/", size_under("fedbc_lightning/engines", root=root)),
-        ("  studies/ + report/ + papers/ + commands/ + cli/", size_under(*WORDS, root=root)),
+        ("  studies/ + pages/ + papers/ + commands/ + cli/", size_under(*WORDS, root=root)),
         ("tests/", size_under("tests", root=root)),
     ]
     folders = sorted(f"fedbc_lightning/{path.parent.name}" for path in (root / "fedbc_lightning").glob("*/__init__.py"))

@@ -14,6 +14,8 @@ from helpers.scripts import ROOT
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import fedbc_lightning
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -35,6 +37,12 @@ def test_the_listed_packages_are_those_of_the_tree():
             if "__pycache__" not in inner:
                 found.add(".".join([package, *inner]))
     assert listed_packages() == found
+
+
+def test_a_completion_offers_the_public_names():
+    names = dir(fedbc_lightning)
+    assert names == sorted(fedbc_lightning.__all__)
+    assert all(hasattr(fedbc_lightning, name) for name in names)
 
 
 def test_ci_runs_each_python_that_is_promised():

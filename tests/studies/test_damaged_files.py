@@ -4,7 +4,7 @@ import copy
 import json
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.report.sections import partition_blocks
+from fedbc_lightning.pages.sections import partition_blocks
 from fedbc_lightning.run.identity import read
 from fedbc_lightning.studies.results import check_pairs
 from fedbc_lightning.studies.study import Study

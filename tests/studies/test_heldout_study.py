@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers.command_line import run_cli
 
-from fedbc_lightning.report.pages import write_reports
+from fedbc_lightning import report
 
 STUDY = {
     "base": "tiny.yaml",
@@ -35,7 +35,7 @@ def test_a_study_compares_what_new_clients_get(project, capfd):
     assert all(first == second for first, second in held.values())  # the same for all methods of a seed
     differences = pd.read_csv(project / "studies/study/differences.csv")
     assert set(differences["metric"]) == set(STUDY["metrics"])
-    (page,) = (path.read_text() for path in write_reports(project / "studies/study"))
+    (page,) = (path.read_text() for path in report(project / "studies/study"))
     assert "accuracy/heldout_finetuned" in page
 
 

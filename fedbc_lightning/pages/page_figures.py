@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedbc_lightning.data import partition_picture
-from fedbc_lightning.report.page import Picture
+from fedbc_lightning.pages.page import Picture
 from fedbc_lightning.studies.drawing import COLORS, draw_band, label_x
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.results import AXES

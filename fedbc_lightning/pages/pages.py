@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import told, write
 from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
-from fedbc_lightning.report import page_figures, sections
-from fedbc_lightning.report.page import Block, Code, Page, Table, render
+from fedbc_lightning.pages import page_figures, sections
+from fedbc_lightning.pages.page import Block, Code, Page, Table, render
 from fedbc_lightning.run.folder import method_of
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.run.run_warnings import remarks
@@ -39,7 +40,7 @@ SAMPLED = "sampled clients"
 LEGEND = dict(zip([*SHOWN.values(), SAMPLED], COLORS, strict=False))
 
 
-def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
+def report(folder: str | os.PathLike, output: str | os.PathLike | None = None) -> list[Path]:
     """Write the page about a study or a run, and return the files.
 
     A study of which several tables of a paper were computed has a page for each of them.
@@ -51,13 +52,13 @@ def write_reports(folder: Path, output: Path | None = None) -> list[Path]:
     Raises:
         ConfigurationError: The folder holds neither, one of its files cannot be read, or the page cannot be written.
     """
-    places = find(folder)
+    places = find(Path(folder))
     if output is not None and len(places) > 1:
         raise ConfigurationError(f"--output: '{folder}' has several pages; give one of {', '.join(map(str, places))}.")
     files = []
     for place in places:
         page = study_page(place) if (place / RECORD).is_file() else run_page(place)
-        file = output or place / NAME
+        file = Path(output or place / NAME)
         with told(file, setting="--output"):
             write(file, render(page))
         files.append(file)

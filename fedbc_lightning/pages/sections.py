@@ -10,9 +10,9 @@ import pandas as pd
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.units import duration, megabytes
-from fedbc_lightning.report import page_figures
-from fedbc_lightning.report.page import Block, Code, Gallery, Picture, Table
-from fedbc_lightning.report.page_figures import spread
+from fedbc_lightning.pages import page_figures
+from fedbc_lightning.pages.page import Block, Code, Gallery, Picture, Table
+from fedbc_lightning.pages.page_figures import spread
 from fedbc_lightning.run.run_record import NOT_RECORDED, RunRecord
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.results import totals

@@ -16,7 +16,7 @@ from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.origin import code_hash
-from fedbc_lightning.report import sections
+from fedbc_lightning.pages import sections
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import Judgement, claim_sentences
 

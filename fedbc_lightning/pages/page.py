@@ -101,6 +101,6 @@ def render(page: Page) -> str:
     Args:
         page: What the page consists of.
     """
-    loader = PackageLoader("fedbc_lightning.report")
+    loader = PackageLoader("fedbc_lightning.pages")
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return jinja.get_template("page.html").render(page=page, version=version())
