@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
+from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import told
 from fedbc_lightning.core.printing import shown_progress
@@ -100,7 +100,6 @@ class ImageFolderDataModule(IndexedDataModule):
         clients: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(ImageFolderDataModule, locals(), "data")
         has_clients = clients is not None or "client" in (layout or ())
         usual = Natural() if has_clients else PowerLaw(20, classes_per_client=2, exponent=1.2)
         super().__init__(partitioner or usual, **kwargs)

@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
@@ -100,7 +99,6 @@ class TableDataModule(IndexedDataModule):
         test_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(TableDataModule, locals(), "data")
         partitioner = partitioner or (IID(10) if client is None else Natural())
         super().__init__(partitioner, test_fraction=test_fraction, **kwargs)
         if features is not None and exclude:

@@ -11,7 +11,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
+from fedbc_lightning.core.checks import SHARE, at_least
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
@@ -107,7 +107,6 @@ class SitesDataModule(FederatedDataModule):
         eval_batch_size: Annotated[int, at_least(1)] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(SitesDataModule, locals(), "data")
         if isinstance(train, Mapping) and names is None:
             names = list(train)
         given = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
