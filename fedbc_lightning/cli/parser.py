@@ -22,6 +22,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
+from fedbc_lightning.core.secret import check_source
 from fedbc_lightning.core.text import printable
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -124,6 +125,13 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
         return super().parse_string(self.texts.get(content, content), *args, **kwargs)
+
+    def dump(self, cfg: Any, **kwargs: Any) -> str:  # type: ignore[override]
+        """Return the text of a config, which is refused if it would hold a secret; see the base class."""
+        for key, value in cfg.items():
+            if key.endswith(".secret"):
+                check_source(value)
+        return super().dump(cfg, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""

@@ -12,6 +12,16 @@ NAME = "trainer.privacy.secret"
 HOW = "give env:NAME, an environment variable, or file:PATH, a file, that holds a long random text"
 
 
+def check_source(source: str) -> None:
+    """Refuse a secret that is given as text, and do not repeat it.
+
+    Raises:
+        ConfigurationError: It is not ``env:NAME`` or ``file:PATH``, or nothing for no secret.
+    """
+    if source and not source.startswith(("env:", "file:")):
+        raise ConfigurationError(f"{NAME}: a secret given as text would be written into the run's files; {HOW}.")
+
+
 def read_secret(source: str) -> bytes:
     """Read the secret. That is done at each use, so that there is no object from which something could print it.
 
@@ -19,20 +29,19 @@ def read_secret(source: str) -> bytes:
         source: ``env:NAME`` or ``file:PATH``, or nothing for no secret.
 
     Raises:
-        ConfigurationError: It is neither, or nothing can be read there. A secret given as text is not repeated.
+        ConfigurationError: It is neither, or nothing can be read there.
     """
+    check_source(source)
     kind, _, name = source.partition(":")
     if not source:
         return b""
-    if kind not in ("env", "file"):
-        raise ConfigurationError(f"{NAME}: a secret given as text would be written into the run's files; {HOW}.")
     try:
-        found = os.environ.get(name, "").encode() if kind == "env" else Path(name).expanduser().read_bytes()
+        found = (os.environ.get(name, "").encode() if kind == "env" else Path(name).expanduser().read_bytes()).strip()
     except OSError as error:
         raise ConfigurationError(f"{NAME}: '{name}' cannot be read ({error.strerror}).") from None
-    if not found.strip():
+    if not found:
         raise ConfigurationError(f"{NAME}: {source} is empty, or is not there in every process of the run; {HOW}.")
-    return found.strip()
+    return found
 
 
 def hash_of_secret(source: str) -> str:

@@ -20,7 +20,7 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, one_line
 from fedbc_lightning.core.files import IDENTITY
 from fedbc_lightning.core.origin import source_hash
-from fedbc_lightning.core.secret import read_secret
+from fedbc_lightning.core.secret import check_source
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.run.identity import VERSIONS, Identity, read, samples_of
 from fedbc_lightning.studies.study import Study, refuse
@@ -121,8 +121,8 @@ def _checked(study: Study, run: Run) -> Any:
             trainer["eval_every_n_rounds"] == 0,
     }  # fmt: skip
     refuse({f"{run.title}: {what}.": is_so for what, is_so in asked.items()})
-    if not (secret := (trainer["privacy"] or {}).get("secret", "")).startswith(("env:", "file:")):
-        read_secret(secret)  # refuses it; one in a file is not asked for, as the tables of a finished study need none
+    # One in a file is not asked for, as the tables of a finished study need none.
+    check_source((trainer["privacy"] or {}).get("secret", ""))
     return parsed
 
 

@@ -270,6 +270,9 @@ def test_a_study_refuses_a_secret_given_as_text_before_it_writes(project, capfd,
     (project / "study.yaml").write_text(head + place.replace("PRIVACY", privacy))
     files = {*project.rglob("*")}
     assert run_cli("compare", "--config", "study.yaml") == 1
+    given = "{clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}"
+    fit = ["--trainer.privacy", given, "--trainer.privacy.secret", "correct horse", "--print_config"]
+    assert run_cli("fit", "--config", "tiny.yaml", *fit) == 1
     said = "".join(capfd.readouterr())
     assert "a secret given as text" in said
     assert "correct horse" not in said
