@@ -126,7 +126,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
         return super().parse_string(self.texts.get(content, content), *args, **kwargs)
 
-    def dump(self, cfg: Any, **kwargs: Any) -> str:  # type: ignore[override]
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the text of a config, which is refused if it would hold a secret; see the base class."""
         for key, value in cfg.items():
             if key.endswith(".secret"):
