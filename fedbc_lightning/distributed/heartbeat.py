@@ -231,6 +231,8 @@ class Heartbeat:
             ):
                 self._wake.set()
                 time.sleep(0.01)
+            self._wake.set()
+            self._beats.join(1.0)  # a thread that is inside of torch's C++ when Python ends aborts the process
             for number, child in enumerate(self._children, start=1):
                 if self._failure is not None and self._silence.get(self._rank + number, 0) >= self._patience:
                     child.kill()  # it is stopped or hangs, and would find nobody
