@@ -112,62 +112,36 @@ def test_other_code_and_data_are_told_or_refused(tmp_path, begun, change, caplog
     assert read(mixed.folder)[0].changes == [f"after round 1: {one.message}".partition(";")[0] for one in said]
 
 
-FILES = {
-    "inner/net.py": """\
-import lazy
-from .made import *
-from .constants import WHERE, scale
-
-class Net:
-    def step(self, trainer):
-        from .steps import act, os
-        import far.away.below
-        act(lazy.heavy.x, scale, WHERE)
-        return [make(trainer) for make in (cached, partly, called, table["a"], far.away.below.steep)]
-
-if __name__ == "inner.net":
-    trainer = {"rounds": 10}
-""",
-    "inner/steps.py": "import nowhere_at_all\n# a file\ndef act(*a):\n    return a\n\ndef unused():\n    return 11\n",
-    "inner/constants.py": "import time\nWHERE = __file__, time.time()\nscale = 12\nother = 13\n",
-    "inner/made.py": """\
-from functools import lru_cache, partial
-@lru_cache
-def cached(x): return x + 14
-def given(x, y): return x + 15
-partly = partial(given, y=16)
-class Called:
-    def __call__(self, x): return x + 17
-called, table = Called(), {}
-table["a"] = lambda x: x + 18
-""",
-    "lazy/__init__.py": "def __getattr__(name):\n    from . import heavy\n    raise SystemExit(name)\n",
-    "lazy/heavy.py": "x = 19\n",
-    "far/away/below.py": "raise SystemExit\ndef steep(x): return x + 20\n",  # in folders without an __init__.py
+INSIDE = {
+    "net.py": "class Net:\n    def step(self):\n        from .steps import act, os\n        act()\n",
+    "steps.py": "from depth.below import steep  # a file of its own\n\ndef act():\n    return steep()\n",
+    "depth/below.py": "import nowhere_at_all\n\ndef steep():\n    return 1.0\n",
 }
-COUNTS = {"# a file": False, **{f"{k}": k not in (10, 11, 13) for k in range(10, 21)}}
 
 
-def test_all_code_that_a_class_names_counts_and_none_is_run(tmp_path, monkeypatch):
-    """The same files lie in a folder for each change, as on other machines."""
+def test_code_that_a_method_imports_counts_and_is_not_run(tmp_path, monkeypatch):
+    """The package lies in a folder for each version, and so does the module that is imported by the one inside."""
 
-    def hash_of(change):
+    def hash_of(change=("", "")):
         folder = tmp_path / content_hash(change)
-        for name, text in FILES.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text.replace(change, change + change[-1]))
-        tops = {name.partition("/")[0] for name in FILES}
-        for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        for name, text in INSIDE.items():
+            path = folder / (name if "/" in name else f"inner/{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace(*change))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("inner", "depth")]:
             del sys.modules[name]
         with monkeypatch.context() as patched:
             patched.syspath_prepend(folder)
-            kind, before = importlib.import_module("inner.net").Net, {*sys.modules}
-            found = source_hash(kind)
-        assert {*sys.modules} == before
+            found = source_hash(importlib.import_module("inner.net").Net)
+        assert not {"inner.steps", "depth.below", "nowhere_at_all"}.intersection(sys.modules)
         return found
 
-    first = hash_of("nothing")
-    assert {change: hash_of(change) != first for change in COUNTS} == COUNTS
+    first = hash_of()
+    assert first == hash_of(("# a file", "# another"))
+    assert (
+        len({first, hash_of(("act()\n", "act(1)\n")), hash_of(("steep()\n", "-steep()\n")), hash_of(("1.0", "2.0"))})
+        == 4
+    )
 
 
 def smoothed(smoothing):
