@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from reprlib import Repr
@@ -63,8 +64,9 @@ def code_hash() -> str:
 def source_hash(kind: type) -> str:
     """Return 12 digits of a hash of the code of a class: itself, its bases, and what it names.
 
-    Of functions and classes of the user's that is their code again, of installed ones their name, because packages have
-    versions, and of other values what ``repr`` says, with the attributes of a loss or metric. Of the user's modules
+    Of functions and classes of the user's that is their code again, also where a value holds or wraps them, of
+    installed ones their name, because packages have versions, and of other values what ``repr`` says, with the
+    attributes of a loss or metric: one that is another at each start counts as changed. Of the user's modules
     that a function imports as it runs it is the code of the whole file, and they are not imported for this. Comments,
     docstrings and line breaks do not count. It is empty for code without a source, such as a class that was typed at a
     prompt.
@@ -77,21 +79,22 @@ def source_hash(kind: type) -> str:
     packages = dict[Path, str]()
     while waiting:
         part = waiting.pop()
-        if part in found or not (part in packages or _is_users(part)):
-            continue
-        try:
+        with suppress(Exception):  # sources may be missing, and in the place of a module may be anything
+            if part in found or not (part in packages or _is_users(part)):
+                continue
             tree = ast.parse(part.read_bytes() if part in packages else dedent(inspect.getsource(part)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        found[part] = _dumped(tree)
-        module = None if part in packages else sys.modules[part.__module__]
-        inside = _imported_files(tree, packages[part] if module is None else module.__package__ or "")
-        packages |= inside
-        waiting += inside
-        for named, value in _named_values(tree, {} if module is None else vars(module)):
-            if isinstance(value, (FunctionType, type)) and _is_users(value):
-                waiting += value.__mro__ if isinstance(value, type) else (value,)
-            found[part, named] = f"{named} = {_told(value)}"
+            found[part] = _dumped(tree)
+            module = None if part in packages else sys.modules[part.__module__]
+            inside = _imported_files(tree, packages[part] if module is None else module.__package__ or "")
+            packages |= inside
+            waiting += inside
+            for named, value in _named_values(tree, {} if module is None else vars(module)):
+                with suppress(Exception):
+                    held = value.values() if isinstance(value, dict) else (value, getattr(value, "func", value))
+                    for code in (getattr(each, "__wrapped__", each) for each in held):
+                        kind = code if isinstance(code, type) else type(code)
+                        waiting += [code] if isinstance(code, FunctionType) else kind.__mro__
+                    found[part, named] = f"{named} = {_told(value)}"
     return sha256(repr(sorted(found.values())).encode()).hexdigest()[:12] if found else ""
 
 
@@ -116,18 +119,19 @@ def _imported_files(tree: ast.AST, package: str) -> dict[Path, str]:
                 names += [name, *(f"{name}.{alias.name}" for alias in node.names)]
     found = dict[Path, str]()
     for name in names:
-        # The packages above a module are imported to find it, and may raise anything; those of others are not asked.
-        with suppress(Exception):
-            top = find_spec(name.partition(".")[0])
-            spec = find_spec(name) if top is not None and _is_users_file(top.origin or "") else None
-            if spec is not None and spec.origin and spec.origin.endswith(".py") and _is_users_file(spec.origin):
-                found[Path(spec.origin)] = spec.parent or ""
+        with suppress(Exception):  # there may be no such file, and whoever finds modules may raise anything
+            own, *below = name.split(".")
+            spec: Any = find_spec(own)
+            for own in below:  # without the packages above it, which would be imported for this
+                spec = PathFinder.find_spec(own, spec.submodule_search_locations or [])
+            if spec.origin.endswith(".py") and _is_users_file(spec.origin):
+                found[Path(spec.origin)] = name if spec.submodule_search_locations else name.rpartition(".")[0]
     return found
 
 
 def _is_users(part: Any) -> bool:
     module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
-    if module is None or is_ours(part) or module.__name__ in sys.builtin_module_names:
+    if module is None or (module is not part and is_ours(part)) or module.__name__ in sys.builtin_module_names:
         return False
     return _is_users_file(getattr(module, "__file__", None) or "a notebook")
 
@@ -155,6 +159,6 @@ def _named_values(tree: ast.AST, known: dict[str, Any]) -> Iterator[tuple[str, A
             for name in path[1:]:
                 # What libraries hold is no code of the user's, and may differ between starts: os.environ, sys.argv.
                 is_users = isinstance(value, ModuleType) and _is_users(value)
-                value = getattr(value, name, None) if is_users else None
+                value = vars(value).get(name) if is_users else None
             if value is not None:
                 yield ".".join(path), value
