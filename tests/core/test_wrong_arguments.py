@@ -53,7 +53,7 @@ def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
 def mistakes() -> Iterator[Any]:
     for cls in sorted(CLASSES, key=lambda cls: cls.__name__):
         hints = hints_of(RunSettings if cls is FederatedTrainer else cls)
-        for name in arguments_of(cls).keys() & hints:
+        for name in sorted(arguments_of(cls).keys() & hints):
             for value in wrong_values(hints[name]):
                 yield pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{type(value).__name__}")
 
