@@ -24,9 +24,7 @@ Kind = Literal["sequential", "vectorized"]
 # Measured on a CPU with one thread (benchmarks/engines.py): with 1,000 clients a round of one step each, the mapped
 # step of a logistic model (d = 610) is eight times as fast as recorded steps one by one; with ten clients of unequal
 # lengths (W1) it takes 1.6 times as long, and with ten MLPs (W2, d = 101,770) 1.2 times.
-# On an H100 (benchmarks/gpu.py) with 50 clients of 5 steps each it takes 0.7 of the time (a CNN, d = 1,625,866), with
-# 1,000 logistic models of one step each 0.04, with ten clients of unequal lengths 2 (W1) and 2.4 times as long (a CNN).
-PAYS = {"cpu": (50, 2_000), "cuda": (50, 2_000_000)}
+PAYS = {"cpu": (50, 2_000)}
 
 
 def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngine:

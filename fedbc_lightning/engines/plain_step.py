@@ -124,7 +124,7 @@ class ReplayedStep(StepWay):
                     self._replay(recording, parameters, buffers, batch) for batch in replayed
                 ]
             else:
-                told, run.replayed = graph.take(replayed), graph.gradients
+                told, run.replayed = graph.take(replayed, buffers), graph.gradients
             run.losses += [loss for loss, *_ in told]
             log_replayed(run.collector, recording.calls, [logged for _, *logged in told], size)
         run.sizes += [size] * count

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 import torch
-from engines.test_recorded_steps import Dropping
+from engines.test_recorded_steps import Dropping, Images
+from fedbc_lightning.models import CIFARCNN
 from helpers import steps
 from helpers.boring import BoringModel
 from helpers.graphs import capture
@@ -28,6 +29,18 @@ def use(monkeypatch, capture):
         monkeypatch.setattr(module, "capture", capture)
 
 
+class Rebinding(Smooth):
+    """Puts a new tensor in the place of its buffer, on which the loss depends."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(10))
+
+    def training_step(self, batch, batch_idx):
+        self.mean = 0.5 * self.mean + 0.5 * batch[0].mean(0).detach()
+        return super().training_step([batch[0] - self.mean, batch[1]], batch_idx)
+
+
 class OfEachClient(Smooth):
     """Its optimizer is made anew for each client."""
 
@@ -45,7 +58,9 @@ def taken(monkeypatch):
     monkeypatch.setattr(step_recorder, "COMPARE_EVERY", 8)
     use(monkeypatch, capture)
     monkeypatch.setattr(
-        step_graphs.StepGraph, "take", lambda graph, batches: numbers.append(len(batches)) or take(graph, batches)
+        step_graphs.StepGraph,
+        "take",
+        lambda graph, *given: numbers.append(len(given[0])) or take(graph, *given),
     )
     monkeypatch.setattr(
         graphs.GradientGraph, "__call__", lambda graph, *inputs: numbers.append(1) or call(graph, *inputs)
@@ -74,7 +89,9 @@ def compare(root, monkeypatch, model, **options):
         (Smooth, {"algorithm": lambda: FedProx(mu=0.3), "precision": "64-true"}),
         (Decaying, {"algorithm": lambda: FedBC(dual_lr=0.1)}),
         (BoringModel, {"buffers": "local"}),
+        (Rebinding, {"buffers": "local"}),
         (Dropping, {}),
+        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "engine": "vectorized"}),
         (Smooth, {"engine": "vectorized", "algorithm": lambda: FedBC(dual_lr=0.1)}),
     ],
 )
@@ -120,3 +137,10 @@ def test_what_cannot_be_captured_is_replayed_one_by_one(tmp_path, monkeypatch, t
     with caplog.at_level("INFO"):
         compare(tmp_path, monkeypatch, Dropping, algorithm=lambda: FedBC(dual_lr=0.1), engine=engine)
     assert any(reason in record.message for record in caplog.records)
+
+
+def test_numbers_drawn_on_the_cpu_are_in_no_graph():
+    with graphs.NoDrawsOnCPU():
+        torch.zeros(3).add_(1)
+        with pytest.raises(ValueError, match="draws numbers on the CPU"):
+            torch.rand(())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import first_line
-from fedbc_lightning.core.private_torch import foreach_copy
+from fedbc_lightning.core.private_torch import TorchDispatchMode, foreach_copy
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.recording import Replay
 
@@ -23,54 +23,87 @@ def takes_graphs(device: torch.device) -> bool:
 
 
 def capture(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Return what repeats the work that a function gives a GPU; it is done three times by this call.
+    """Return what repeats the work that a function gives a GPU; it is called three times, and done twice.
 
     Raises:
-        Exception: The GPU is waited for inside, or CUDA cannot capture it for another reason.
+        Exception: The GPU is waited for inside, numbers are drawn on the CPU, or CUDA cannot capture it for another
+            reason.
     """
-    graph, stream, now = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.current_stream(device)
-    stream.wait_stream(now)
-    generator = torch.cuda.default_generators[now.device.index]
-    draws = generator.clone_state()
     collects = gc.isenabled()
     gc.disable()  # a graph that is freed meanwhile would break off the capture
+    space, now = _space(device), torch.cuda.current_stream(device)
+    space.stream.wait_stream(now)
     try:
-        with torch.cuda.stream(stream):
-            work()  # libraries set up here what cannot be captured
+        with torch.cuda.stream(space.stream):
+            with NoDrawsOnCPU():
+                work()  # libraries set up here what cannot be captured
             work()
-            graph.capture_begin(pool=_pool(device), capture_error_mode="thread_local")
-            try:
-                work()
-            except Exception:
-                with suppress(Exception):  # it says only that the capture was broken off
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-    except Exception:
-        generator.graphsafe_set_state(draws)  # else it takes the capture as going on, and refuses to draw
-        raise
+            return _captured(work, space.pool).replay
+    except _BrokenOffError as error:
+        # torch goes on asking such a graph for its memory, and takes the generator as captured until the next capture.
+        _given_up.append((error.graph, _spaces.pop(device)))
+        _space(device)
+        raise error.why from None
     finally:
-        now.wait_stream(stream)
+        now.wait_stream(space.stream)
         if collects:
             gc.enable()
-    return graph.replay
 
 
-_pools: dict[torch.device, tuple[Any, torch.cuda.CUDAGraph]] = {}
+class _BrokenOffError(Exception):
+    def __init__(self, graph: torch.cuda.CUDAGraph, why: Exception) -> None:
+        super().__init__(str(why))
+        self.graph, self.why = graph, why
 
 
-def _pool(device: torch.device) -> Any:
-    """Return the memory that all graphs share, as they run one after another.
-
-    torch refuses the memory of graphs that are all gone, so an empty one stays. Call this on a stream of its own.
-    """
-    if device not in _pools:
-        pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+def _captured(work: Callable[[], Any], pool: Any) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    try:
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        torch.zeros(1, device=device)
+        try:
+            work()
+        except Exception:
+            with suppress(Exception):  # it says only that the capture was broken off
+                graph.capture_end()
+            raise
         graph.capture_end()
-        _pools[device] = pool, graph
-    return _pools[device][0]
+    except Exception as error:
+        raise _BrokenOffError(graph, error) from error
+    return graph
+
+
+class _Space(NamedTuple):
+    """What all graphs of a device share, as they run one after another: memory, and the stream of their captures.
+
+    torch refuses the memory of graphs that are all gone, so a small one stays.
+    """
+
+    pool: Any
+    stream: torch.cuda.Stream
+    graph: torch.cuda.CUDAGraph
+
+
+_spaces: dict[torch.device, _Space] = {}
+_given_up: list[Any] = []
+
+
+def _space(device: torch.device) -> _Space:
+    if device not in _spaces:
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            graph = _captured(lambda: torch.zeros(1, device=device), pool)
+        _spaces[device] = _Space(pool, stream, graph)
+    return _spaces[device]
+
+
+class NoDrawsOnCPU(TorchDispatchMode):
+    """Refuses numbers that are drawn on the CPU: in a graph they would be the same in each step."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(found, Tensor) and found.is_cpu:
+            raise ValueError("it draws numbers on the CPU")
+        return found
 
 
 def check_same(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
@@ -111,6 +144,11 @@ class GradientGraph:
 
     def _work(self) -> None:
         self._results = self._replay(*self._inputs)
+
+    def operations(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """Take the step operation by operation; see :data:`Replay`."""
+        foreach_copy(self._inputs, inputs)
+        return self._replay(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Take the step; see :data:`Replay`."""

@@ -30,6 +30,8 @@ log = logging.getLogger("lightning.pytorch." + __name__)
 
 # Largest number of steps whose losses and logged values a graph keeps.
 STEPS_IN_A_ROW = 256
+# Largest number of graphs of one recording: settings of the optimizer that change in each round make new ones.
+MAX_GRAPHS = 8
 
 
 class Rows(NamedTuple):
@@ -58,8 +60,10 @@ class StepGraph:
         layout, sgd, first, device = rows.layout, rows.optimizer.graphed, rows.layout.num_grouped, rows.w.device
         views = layout.views(rows.grad)[:first]
         assert sgd is not None
-        self._batch, buffers = [part.clone() for part in batch], layout.buffers()
-        inputs = [*layout.parameters, *buffers, *self._batch]
+        self._batch, self._buffers = [part.clone() for part in batch], [each.clone() for each in layout.buffers()]
+        if any(part.is_cpu for part in self._batch) and not rows.w.is_cpu:
+            raise ValueError("a part of the batch lies on the CPU")
+        buffers, inputs = self._buffers, [*layout.parameters, *self._buffers, *self._batch]
         told = slice(first, first + 1 + len(tensors_of(recording.calls)))
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns = [value.new_zeros(STEPS_IN_A_ROW) for value in recording.operations(*inputs)[told]]
@@ -79,28 +83,48 @@ class StepGraph:
         # Neither weights nor momentum are moved by this, however it ends.
         states = [rows.w, rows.grad, *buffers, *sgd.momenta]
         before = tuple(state.clone() for state in states)
+
+        def done() -> list[Tensor]:
+            moved = [state - old for state, old in zip(states, before, strict=True)]
+            return moved + [column[:1].clone() for column in self._columns]
+
         sgd.is_captured = True
         try:
             with preserved_globals(device):
                 work()
-            expected = [state.clone() for state in states]
+            expected = done()
             with preserved_globals(device):
                 self._launch = capture(work, device)
             foreach_copy(states, before)
+            self._place.zero_()
             self._launch()  # with the draws of the first time
-            check_same(expected, states)
+            check_same(expected, done())
         finally:
             sgd.is_captured = False
             foreach_copy(states, before)
 
-    def take(self, batches: Sequence[Any]) -> list[Sequence[Tensor]]:
-        """Take a step on each batch, at most :data:`STEPS_IN_A_ROW`; return loss and logged values of each."""
+    def take(self, batches: Sequence[Any], buffers: list[Tensor]) -> list[Sequence[Tensor]]:
+        """Take a step on each batch, at most :data:`STEPS_IN_A_ROW`.
+
+        Args:
+            batches: The batches.
+            buffers: The module's buffers as they are now; a step as written may have put others in their places.
+
+        Returns:
+            Loss and logged values of each step.
+        """
         self._place.zero_()
+        self._copy(self._buffers, buffers)
         for batch in batches:
             check()
-            foreach_copy(self._batch, batch)
+            foreach_copy(self._batch, tuple(batch))
             self._launch()
+        self._copy(buffers, self._buffers)
         return list(zip(*(column[: len(batches)].clone().unbind() for column in self._columns), strict=True))
+
+    def _copy(self, into: list[Tensor], values: list[Tensor]) -> None:
+        if into:
+            foreach_copy(into, tuple(values))
 
 
 class StepGraphs:
@@ -139,6 +163,8 @@ class StepGraphs:
         if None in key:
             return None
         if key not in recording.graphs:
+            if len(recording.graphs) >= MAX_GRAPHS:
+                recording.graphs.clear()
             recording.graphs[key] = self._captured(recording, step, batch)
         return recording.graphs[key]
 
@@ -156,6 +182,6 @@ class StepGraphs:
 
 def _form(terms: Sequence[Any]) -> tuple | None:
     """Return the classes of terms, and of what varies in them the shapes and dtypes; None for other classes."""
-    if not all(hasattr(term, "varying") for term in terms):
+    if not all("varying" in vars(type(term)) for term in terms):  # a derived class may read more
         return None
     return tuple((type(t), *((getattr(t, n).shape, getattr(t, n).dtype) for n in t.varying)) for t in terms)

@@ -285,7 +285,9 @@ class StepRecorder:
             # Two orders of sums in TF32, which has 10 bits, choose other maxima in pooling, and differ by far more.
             with preserved_globals(self._user.device), without_tf32() as is_rounded:
                 written: StepOutput | None = self.function.single(first, type(batch)(part[0].clone() for part in batch))
-                compared = self._replay(found, parameters, batch, found.operations) if is_rounded else replayed
+                compared = replayed
+                if is_rounded and takes_graphs(self._user.device):
+                    compared = self._replay(found, parameters, batch, found.operations)
         except NotRecordableError:
             written, compared = None, replayed
         of_first = StepOutput(
@@ -332,10 +334,13 @@ class StepRecorder:
         if takes_graph := takes_graphs(self._user.device) and is_elsewhere:
             inputs = [each.clone(memory_format=torch.contiguous_format) for each in inputs]
         with preserved_globals(self._user.device):
-            operations, draws = record(flat, inputs, forbidden=self._layout.parameters)
-            replay = GradientGraph(operations, inputs, self._layout.num_grouped) if takes_graph else operations
-        if isinstance(replay, GradientGraph) and replay.obstacle is not None:
-            log.info(f"Recorded steps are not replayed as CUDA graphs: {replay.obstacle}.")
+            replay, draws = record(flat, inputs, forbidden=self._layout.parameters)
+            operations: Any = replay
+            if takes_graph:
+                replay = graph = GradientGraph(operations, inputs, self._layout.num_grouped)
+                operations = graph.operations  # it was recorded for other strides than those of a row's views
+                if graph.obstacle is not None:
+                    log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
         self.check()
         return Recording(replay, operations, calls, draws)
 
