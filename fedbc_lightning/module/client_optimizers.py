@@ -439,7 +439,7 @@ def initial_state(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def choose_loop(group: dict[str, Any]) -> None:
-    """Set ``foreach`` to False for a group of one flat parameter, which torch would otherwise decide in every step."""
+    """Set ``foreach`` to False for a group of flat parameters, which torch would otherwise decide in every step."""
     if "foreach" in group and group["foreach"] is None and group.get("fused") is None:
         group["foreach"] = False
 
@@ -472,6 +472,8 @@ class Part(NamedTuple):
 
 class FlatSGD:
     """Takes the steps of ``torch.optim.SGD`` with the same bits, and leaves the same state in the optimizer.
+
+    In a CUDA graph the learning rate is a factor in memory, so there the last bit may be another.
 
     The operations are those of ``_single_tensor_sgd`` in torch 2.8 to 2.15, in their order. Groups and state are read
     from the optimizer in every step, because the user's code may change or replace them at any time.

@@ -293,7 +293,7 @@ class MetricCollector:
         logged.add(value, 1.0 if weight is None else weight)
 
     def log_all(self, name: str, values: Sequence[Any], *, reduce_fx: Any = "mean", batch_size: int) -> None:
-        """Add what consecutive steps logged under one name, with the bits of one call of :meth:`log` for each.
+        """Add what consecutive steps logged under one name, on a CPU with the bits of one call of :meth:`log` for each.
 
         Args:
             name: Name of the values.
