@@ -97,7 +97,7 @@ def _parsers_of_all_commands() -> tuple[ArgumentParser, dict[str, ArgumentParser
         "adopt": adopt.command_parser(),
         "completion": _own_parser(),
         "deploy": deploy.command_parser(),
-        "configs": ArgumentParser(),
+        "configs": ArgumentParser(description="List the shipped configs."),
     }
     others["reproduce"].add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
     group: Any = next(action for action in private_cli.actions(parser) if isinstance(action.choices, dict))

@@ -10,7 +10,7 @@ import torch
 from fedbc_lightning.models import CIFARCNN, LogisticRegression
 from helpers import steps
 from helpers.boring import BoringData, BoringModel
-from helpers.steps import Branching, Centering, Dropping, Listed, LogsTheMost, Measuring, Recurrent, Smooth
+from helpers.steps import Branching, Centering, Dropping, Images, Listed, LogsTheMost, Measuring, Recurrent, Smooth
 from lightning.pytorch import Callback
 from torch import nn
 from torch.nn import functional
@@ -103,16 +103,6 @@ class Weighted(Smooth):
     def training_step(self, batch, batch_idx):
         self.log("train_mean", batch[0].mean(), batch_size=(batch[1] == 1).sum())
         return super().training_step(batch, batch_idx)
-
-
-class Images(BoringData):
-    def client_train_dataset(self, client):
-        generator = torch.Generator().manual_seed(client)
-        labels = torch.randint(3, (20 + 10 * client,), generator=generator)
-        return TensorDataset(torch.randn(len(labels), 3, 16, 16, generator=generator), labels)
-
-    def client_test_dataset(self, client):
-        return None
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 import pandas as pd
 import pytest
 import torch
-from engines.test_recorded_steps import Dropping, Images
 from fedbc_lightning.models import CIFARCNN
 from helpers import steps
 from helpers.boring import BoringModel
 from helpers.graphs import capture
-from helpers.steps import OPTIMIZERS, LogsTheMost, Smooth
+from helpers.steps import OPTIMIZERS, Dropping, Images, LogsTheMost, Smooth
 from torch.optim.lr_scheduler import StepLR
 
 from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx

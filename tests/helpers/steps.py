@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import FedAvg, FederatedTrainer
@@ -106,6 +107,16 @@ class Listed(Smooth):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return super().training_step(batch, batch_idx) + 0.05 * self.decayed[0].square().sum()
+
+
+class Images(BoringData):
+    def client_train_dataset(self, client: int) -> TensorDataset:
+        generator = torch.Generator().manual_seed(client)
+        labels = torch.randint(3, (20 + 10 * client,), generator=generator)
+        return TensorDataset(torch.randn(len(labels), 3, 16, 16, generator=generator), labels)
+
+    def client_test_dataset(self, client: int) -> None:
+        return None
 
 
 def fit(root: Path, model: Any, algorithm: Any = FedAvg, data: Any = BoringData, ckpt_path: Any = None, **options: Any
