@@ -132,8 +132,7 @@ class FederatedCLI(private_cli.OpenCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the commands with those arguments of their methods that are built from sections."""
-        built = {"model", "datamodule", "algorithm"}
-        return {name: {*built, "dataloaders", "force"} if name in WRITING else built for name in SUBCOMMANDS}
+        return {name: {"model", "datamodule", "algorithm", "dataloaders", "force"} for name in SUBCOMMANDS}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--seed_everything``, which is always a number, so that a saved config repeats its run exactly."""
@@ -212,13 +211,17 @@ class FederatedCLI(private_cli.OpenCLI):
 
     def _needed_config(self) -> Namespace:
         """Return the config: for ``partition`` the data's part only, for ``export`` without processes and loggers."""
-        if self.subcommand not in ("partition", "export", "plan", "verify"):
+        if self.subcommand not in ("partition", "export", "plan", "predict", "verify"):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
         off: dict[str, Any] = {"enable_progress_bar": False, "logger": False}
+        if self.subcommand in ("export", "predict", "verify"):  # each process would do the same
+            devices = section["trainer"]["devices"]
+            devices = devices[:1] if isinstance(devices, list) and self.subcommand == "predict" else 1
+            off |= {"strategy": "auto", "devices": devices, "num_nodes": 1}
         if self.subcommand in ("export", "verify"):  # runs nothing, and keeps the model on the CPU
-            off |= {"accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1}
+            off["accelerator"] = "cpu"
         if self.subcommand in ("partition", "export"):  # a callback may change what a client sends
             off["callbacks"] = None
         if self.subcommand == "partition":
@@ -265,7 +268,7 @@ class FederatedCLI(private_cli.OpenCLI):
         elif command == "export":
             print(printable(url_of(self.result) or self.result))
         elif command == "predict":
-            print(printable(Path(self.result[0]).parent))
+            print(printable(self.result[0].parent))
         elif command == "plan":
             self.result.start_seconds += built - self._started
             print_plan(self.result)

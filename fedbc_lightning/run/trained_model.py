@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import is_there, make_folder, refuse_link, replacing, told
 from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.storable import find_unreadable, plain_copy
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.evaluation.measurement import ClientModel
@@ -124,35 +125,19 @@ def predict(run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | 
         ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
     """
     index = _index_of(client, run.datamodule)
-    evaluator, federation, owner = run.evaluator, run.federation, POOLED if index is None else index
     loader = _of_the_user(run) if dataloaders is None else dataloaders
-    loader = evaluator.loader("test", owner) if loader is None else loader
-    if loader is None:
-        raise ConfigurationError("dataloaders: there is no test data to predict on; give a DataLoader.")
-    if isinstance(loader, (list, tuple)) and any(isinstance(part, DataLoader) for part in loader):
-        if len(loader) > 1:
-            raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
-        loader = loader[0]
-    chosen = choose_model(run, index)
-    run.hooks.call_module("on_predict_model_eval")
-    run.hooks.call("on_predict_start")
-    with evaluator.evaluating("predict"):
-        federation.bench.load(chosen.model, chosen.counters, kept=chosen.kept)
-        run.shim.set(predicting=True, predict_dataloaders=loader)
-        evaluator.seed_client(owner, run.progress.finished_round)
-        predictions = list(_predictions(run, loader))
-        run.shim.set(predicting=False)
-    run.hooks.call("on_predict_end")
-    federation.load_global()
-    return predictions
+    return _predict(run, index, _test_loader(run, index) if loader is None else loader)
 
 
-def write_predictions(run: Run, *, client: str | int | None, out: Path, force: bool) -> list[Path]:
+def write_predictions(
+    run: Run, *, client: str | int | None, dataloaders: Iterable[Any] | None, out: Path, force: bool
+) -> list[Path]:
     """Write predictions as :meth:`FederatedTrainer.predict` says, on test data a file for each client that has some.
 
     Args:
         run: Run that has been set up, and restored if there is a checkpoint.
         client: Number or name of the only client, whose own model predicts; None: all of them.
+        dataloaders: Batches, as in :func:`predict`.
         out: Folder of the files.
         force: Whether existing files are overwritten.
 
@@ -162,25 +147,64 @@ def write_predictions(run: Run, *, client: str | int | None, out: Path, force: b
     Raises:
         ConfigurationError: There is nothing to predict on, or a file cannot be written.
     """
-    data, algorithm, files = run.datamodule, run.federation.algorithm, list[Path]()
+    data, algorithm, index = run.datamodule, run.federation.algorithm, _index_of(client, run.datamodule)
     has_own = algorithm.has_local_model or algorithm.fine_tuning or run.federation.layout.kept_entries
-    tests_all = client is None and _of_the_user(run) is None
-    tested: list[Any] = np.flatnonzero(data.num_samples("test")).tolist() or [None]
-    for owner in tested if tests_all else [client]:
-        index, loader = _index_of(owner, data), None
-        if tests_all and index is not None:
-            loader = run.evaluator.loader("test", index)
-            owner = index if has_own and index not in data.heldout else None
-        files.append(out / f"{_name(run, index)}.pt")
-        check_out(files[-1], force=force)
-        found = predict(run, client=owner, dataloaders=loader)
+    given = _of_the_user(run) if dataloaders is None else dataloaders
+    tested: list[Any] = np.flatnonzero(data.num_samples("test")).tolist() if index is None and given is None else []
+    files = {out / f"{_name(run, owner)}.pt": owner for owner in tested or [index]}
+    if run.fabric.is_global_zero:
+        for file in files:
+            check_out(file, force=force)
+    for file, owner in files.items():
+        loader = _test_loader(run, owner) if given is None else given
+        own = owner if index is not None or (has_own and owner not in data.heldout) else None
+        predictions = _predict(run, own, loader, check=_check_storable)
+        name = owner if owner is None or data.client_names is None else data.client_names[owner]
         if run.fabric.is_global_zero:
             with told(out, setting="out"):
-                checkpoint.save_atomically(found, files[-1])
-    return files
+                checkpoint.save_atomically({"client": name, "predictions": predictions}, file)
+    return list(files)
 
 
-def _predictions(run: Run, loader: Iterable[Any]) -> Iterator[Any]:
+def _check_storable(output: Any) -> None:
+    refused = find_unreadable(plain_copy(output), "the value")
+    if refused is not None:
+        raise ConfigurationError(
+            f"predict_step: {refused}, which a file cannot hold; return tensors, numbers and texts, or lists and dicts "
+            "of these."
+        )
+
+
+def _test_loader(run: Run, client: int | None) -> Any:
+    loader = run.evaluator.loader("test", POOLED if client is None else client)
+    if loader is None:
+        raise ConfigurationError("dataloaders: there is no test data to predict on; give a DataLoader.")
+    return loader
+
+
+def _predict(
+    run: Run, client: int | None, loader: Any, check: Callable[[Any], None] = lambda output: None
+) -> list[Any]:
+    """Predict with the model of a client, or with the global one; ``check`` sees the value of each batch."""
+    if isinstance(loader, (list, tuple)) and any(isinstance(part, DataLoader) for part in loader):
+        if len(loader) > 1:
+            raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
+        loader = loader[0]
+    evaluator, federation, chosen = run.evaluator, run.federation, choose_model(run, client)
+    run.hooks.call_module("on_predict_model_eval")
+    run.hooks.call("on_predict_start")
+    with evaluator.evaluating("predict"):
+        federation.bench.load(chosen.model, chosen.counters, kept=chosen.kept)
+        run.shim.set(predicting=True, predict_dataloaders=loader)
+        evaluator.seed_client(POOLED if client is None else client, run.progress.finished_round)
+        predictions = list(_predictions(run, loader, check))
+        run.shim.set(predicting=False)
+    run.hooks.call("on_predict_end")
+    federation.load_global()
+    return predictions
+
+
+def _predictions(run: Run, loader: Iterable[Any], check: Callable[[Any], None]) -> Iterator[Any]:
     user, hooks, step, cpu = run.user, run.hooks, run.user.module.predict_step, torch.device("cpu")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     user.start_collecting()
@@ -191,7 +215,9 @@ def _predictions(run: Run, loader: Iterable[Any]) -> Iterator[Any]:
         with user.autocast():
             output = step(*((batch, batch_idx) if takes_index else (batch,)))
         hooks.call("on_predict_batch_end", output, batch, batch_idx)
-        yield move_data_to_device(output, cpu)
+        output = move_data_to_device(output, cpu)
+        check(output)
+        yield output
     hooks.call("on_predict_epoch_end")
 
 

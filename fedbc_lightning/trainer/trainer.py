@@ -164,9 +164,11 @@ class FederatedTrainer(RunView):
             dataloaders: A DataLoader; None: ``predict_dataloader`` of the data module or the model, where one is
                 overridden, else the test data of the client, or of all clients.
             client: Client whose own model is used, as for :meth:`export`; None: the global model.
-            out: Folder for files such as ``round_50_client_3.pt``, of which ``torch.load`` gives the list; None: the
-                predictions are returned. Without ``client``, each client's test data have a file of their own there,
-                and are given to its own model where the method has such (a head or buffers of its own count, too).
+            out: Folder for files such as ``round_50_client_3.pt``, of which ``torch.load`` gives ``client`` (its name,
+                or its number where clients have no names) and ``predictions`` (the list) in a dict; None: the
+                predictions are returned. Where neither ``client`` nor data to predict on are given, each client's test
+                data have a file of their own there, and are given to its own model where the method has such (a head
+                or buffers of its own count, too).
             force: Whether existing files are overwritten.
 
         Returns:
@@ -177,7 +179,7 @@ class FederatedTrainer(RunView):
         """
         task: Any = partial(predict, client=client, dataloaders=dataloaders)
         if out is not None:
-            task = partial(write_predictions, client=client, out=Path(out), force=force)
+            task = partial(write_predictions, client=client, dataloaders=dataloaders, out=Path(out), force=force)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, task)
 
     def export(

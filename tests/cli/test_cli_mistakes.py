@@ -131,6 +131,3 @@ def test_help_of_data_and_models_is_plain_text(project, capsys):
         assert not any(mark in said for mark in ("``", ":class:`", ":func:`", "torch.nn.Linear"))
         lines = said.splitlines()
         assert not any(line.endswith(" ") or "  FederatedDataModule " in line for line in lines)
-        if words == ["--data.help"]:  # one line each, since no terminal reads it
-            (digits,) = [line for line in lines if line.startswith("  DigitsDataModule")]
-            assert digits.endswith("over 10 unequal clients.")

@@ -105,6 +105,12 @@ class Plain(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+class NamedData(BoringData):
+    """Its clients have names."""
+
+    client_names = ("ann", "bob", "cyd", "dan", "eve", "fay")
+
+
 def make_model(model_class: type[BoringModel] = BoringModel, **kwargs: Any) -> BoringModel:
     """A module with the same initial weights every time."""
     torch.manual_seed(0)

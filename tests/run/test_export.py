@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from fedbc_lightning.models import LogisticRegression
-from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, NamedData, assert_equal_trees, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
 from torch.utils.data import DataLoader
 
@@ -33,8 +33,8 @@ BORING = {
 }  # fmt: skip
 
 
-def train(folder, algorithm, model=None, **options):
-    trainer, model, data = make_trainer(folder, **options), model or make_model(lr=0.05), BoringData()
+def train(folder, algorithm, model=None, data=None, **options):
+    trainer, model, data = make_trainer(folder, **options), model or make_model(lr=0.05), data or BoringData()
     trainer.fit(model, data, algorithm)
     return trainer, model, data, algorithm
 
@@ -215,11 +215,7 @@ def test_an_extra_state_is_exported_where_the_file_can_hold_it(tmp_path):
 @pytest.fixture
 def run(project):
     """A finished run of a user's own module and data."""
-    Path("named_data.py").write_text(
-        "from helpers.boring import BoringData\n\n\nclass Named(BoringData):\n"
-        "    client_names = ['ann', 'bob', 'cyd', 'dan', 'eve', 'fay']\n"
-    )
-    config = BORING | {"data": {"class_path": "named_data.Named"}}
+    config = BORING | {"data": {"class_path": "helpers.boring.NamedData"}}
     Path("boring.yaml").write_text(yaml.safe_dump(config))
     assert run_cli("fit", "--config", "boring.yaml") == 0
     return RUN
@@ -258,25 +254,61 @@ def test_predictions_are_those_of_the_models_that_export_writes(project, capsys,
     assert run_cli("fit", "--config", "tiny.yaml", "--algorithm", method) == 0
     predict = "predict", "--ckpt_path", f"runs/tiny/{method}-0"
     capsys.readouterr()
-    assert run_cli(*predict) == 0
-    assert capsys.readouterr().out == "predictions\n"
+    assert run_cli(*predict, "--trainer.devices", "2", "--trainer.num_nodes", "2", "--trainer.strategy", "ddp") == 0
+    assert capsys.readouterr().out == "predictions\n"  # of one process
     assert sorted(os.listdir("predictions")) == [f"round_2_client_{client}.pt" for client in range(4)]
     for client in range(4):
         which = ("--client", client) if has_own else ()
         assert run_cli("export", *predict[1:], *which, "--out", "model.ckpt", "--force") == 0
         model = LogisticRegression.load_from_checkpoint("model.ckpt")
         inputs = importlib.import_module("tiny_data").TinyData().client_test_dataset(client).tensors[0]
-        (found,) = torch.load(f"predictions/round_2_client_{client}.pt", weights_only=True)
-        assert torch.equal(found, model(inputs))
+        found = torch.load(f"predictions/round_2_client_{client}.pt", weights_only=True)
+        assert found["client"] == client
+        assert torch.equal(found["predictions"][0], model(inputs))
     assert run_cli(*predict, "--client", "2") == 1
     assert "'predictions/round_2_client_2.pt' is there already" in capsys.readouterr().err
     assert run_cli(*predict, "--client", "2", "--force") == 0
+    Path("predictions/round_2_client_0.pt").unlink()
+    assert run_cli(*predict) == 1  # before anything is predicted
+    assert not Path("predictions/round_2_client_0.pt").exists()
+
+
+class Predicting(BoringModel):
+    """Has predict data, counts how often they are asked for, and may return an object."""
+
+    num_asked, found = 0, None
+
+    def predict_dataloader(self):
+        self.num_asked += 1
+        return DataLoader(torch.zeros(4, 10), batch_size=2)
+
+    def predict_step(self, batch):
+        return self.found or self(batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_loaders_of_ones_own_are_predicted_into_one_file(tmp_path):
+    run = train(tmp_path, FedAvg(), make_model(Predicting), data=NamedData())
+    model, own = run[1], DataLoader(torch.ones(3, 10), batch_size=2)
+    expected = run[0].predict(*run[1:], dataloaders=own)
+    (path,) = run[0].predict(*run[1:], dataloaders=own, out=tmp_path / "own")
+    found = torch.load(path, weights_only=True)
+    assert (model.num_asked, found["client"]) == (0, None)
+    assert_equal_trees(found["predictions"], expected)
+
+    (path,) = run[0].predict(*run[1:], out=tmp_path / "users", client="cyd")
+    found = torch.load(path, weights_only=True)
+    assert (model.num_asked, found["client"], len(found["predictions"])) == (1, "cyd", 2)
+
+    model.found = {"one": slice(2)}
+    with pytest.raises(ConfigurationError, match=r"predict_step: the value\['one'\] is a builtins.slice, which a file"):
+        run[0].predict(*run[1:], dataloaders=own, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 MISTAKES = [
     (f"--ckpt_path {RUN} --client eva", 1, "client: there is no client 'eva'; did you mean 'eve'?"),
     (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
-    (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is there already; give another file"),
     (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give names, or numbers from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
     ("", 2, "which run? fedbc-cli export --ckpt_path RUN [--client CLIENT] [--out PATH] [--force]"),
@@ -288,7 +320,6 @@ MISTAKES = [
 
 
 def test_a_mistake_is_one_clear_line(run, capsys):
-    Path("models").mkdir()
     torch.save({"state_dict": {}}, "there.ckpt")
     before = Path("there.ckpt").read_bytes(), (run / "checkpoints/last.ckpt").read_bytes()
     capsys.readouterr()
