@@ -22,7 +22,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
-from fedbc_lightning.core.secret import check_source
+from fedbc_lightning.core.secret import check_settings
 from fedbc_lightning.core.text import printable
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -128,9 +128,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the text of a config, which is refused if it would hold a secret; see the base class."""
-        for key, value in cfg.items():
-            if key.endswith(".secret"):
-                check_source(value)
+        check_settings(dict(cfg.items()))
         return super().dump(cfg, **kwargs)
 
     def keys(self) -> Iterator[str]:

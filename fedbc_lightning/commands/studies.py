@@ -20,6 +20,7 @@ from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, did_you_mean
 from fedbc_lightning.core.files import url_of
 from fedbc_lightning.core.printing import Console
+from fedbc_lightning.core.secret import check_settings
 from fedbc_lightning.pages.pages import report
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
@@ -120,6 +121,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     check_precedence(study, dict.fromkeys([*for_all, *typed]))
     if printed:  # not by the parser: overrides are merged and parts chosen here, after it
         plain = json.loads(json.dumps(study.as_config(), default=str))
+        check_settings(plain)
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
         raise SystemExit(0)
     return study

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
 
@@ -20,6 +23,32 @@ def check_source(source: str) -> None:
     """
     if source and not source.startswith(("env:", "file:")):
         raise ConfigurationError(f"{NAME}: a secret given as text would be written into the run's files; {HOW}.")
+
+
+def check_settings(settings: Any, key: str = "") -> None:
+    """Refuse settings of a run or of a study, at any depth, that hold a run's secret as text; others' are their own.
+
+    Args:
+        settings: The settings, or a value among them.
+        key: Key of ``settings``, with a dot between each two parts.
+
+    Raises:
+        ConfigurationError: They hold one; the message does not repeat it.
+
+    Example:
+        >>> check_settings({"model.secret": "mine", "overrides": {"trainer.privacy": {"secret": "env:SECRET"}}})
+        >>> check_settings({"variants": {"a": {"trainer.sampler": {"init_args": {"secret": "correct horse"}}}}})
+        Traceback (most recent call last):
+        fedbc_lightning.core.errors.ConfigurationError: trainer.privacy.secret: a secret given as text would be ...
+    """
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            check_settings(value, f"{key}.{name}")
+    elif isinstance(settings, (list, tuple)):
+        for value in settings:
+            check_settings(value, key)
+    elif isinstance(settings, str) and re.search(r"\btrainer\.(privacy|sampler)(\.init_args)?\.secret$", key):
+        check_source(settings)
 
 
 def read_secret(source: str) -> bytes:

@@ -269,7 +269,8 @@ def test_a_study_refuses_a_secret_given_as_text_before_it_writes(project, capfd,
     head = "name: s\nbase: tiny.yaml\nalgorithms: {FedAvg: {weighting: uniform}}\nseeds: [0]\nworkers: 1\n"
     (project / "study.yaml").write_text(head + place.replace("PRIVACY", privacy))
     files = {*project.rglob("*")}
-    assert run_cli("compare", "--config", "study.yaml") == 1
+    for printed in ((), ("--print_config",)):
+        assert run_cli("compare", "--config", "study.yaml", *printed) == 1
     given = "{clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}"
     fit = ["--trainer.privacy", given, "--trainer.privacy.secret", "correct horse", "--print_config"]
     assert run_cli("fit", "--config", "tiny.yaml", *fit) == 1
