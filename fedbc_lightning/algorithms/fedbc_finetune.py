@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedbc_lightning.algorithms.fedbc import FedBC
+from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.local import FineTuning
 
 
@@ -51,8 +52,8 @@ class FedBCFineTune(FedBC):
     def __init__(
         self,
         dual_lr: float,
-        finetune_lr: float = 0.01,
-        finetune_batch_size: int = 20,
+        finetune_lr: NotNegative = 0.01,
+        finetune_batch_size: Count = 20,
         finetune_split: Literal["train", "test"] = "train",
         **fedbc: Any,
     ) -> None:

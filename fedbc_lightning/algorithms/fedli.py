@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import SHARE, Positive, above, at_least
+from fedbc_lightning.core.checks import SHARE, Fraction, NotNegative, Positive, above, at_least
 from fedbc_lightning.local import Armijo, Engine
 from fedbc_lightning.server import FrankWolfe, LargestClientStep, ServerCallback
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -143,7 +143,11 @@ class FedLiLU(FedAvg):
     partial_work = "used"
 
     def __init__(
-        self, server_lr: float = 0.01, server_momentum: float = 0.9, weight_decay: float = 1e-5, **fedavg: Any
+        self,
+        server_lr: Positive = 0.01,
+        server_momentum: Fraction = 0.9,
+        weight_decay: NotNegative = 1e-5,
+        **fedavg: Any,
     ) -> None:
         super().__init__(**fedavg)
         self.scalars_up += 1

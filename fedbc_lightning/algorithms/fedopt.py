@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.core.checks import Fraction, Positive
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
 
@@ -57,7 +58,7 @@ class FedAvgM(_FedOpt):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9, **fedavg: Any) -> None:
+    def __init__(self, server_lr: Positive = 1.0, momentum: Fraction = 0.9, **fedavg: Any) -> None:
         super().__init__(**fedavg)
         self.server_optimizer = ServerMomentum(server_lr, momentum)
 
@@ -99,7 +100,7 @@ class FedAdagrad(_FedOpt):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(self, server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3, **fedavg: Any) -> None:
+    def __init__(self, server_lr: Positive = 0.1, beta1: Fraction = 0.0, tau: Positive = 1e-3, **fedavg: Any) -> None:
         super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive("adagrad", server_lr, beta1, tau=tau)
 
@@ -145,7 +146,12 @@ class FedAdam(_FedOpt):
     _kind: Literal["adam", "yogi"] = "adam"
 
     def __init__(
-        self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, **fedavg: Any
+        self,
+        server_lr: Positive = 0.01,
+        beta1: Fraction = 0.9,
+        beta2: Fraction = 0.99,
+        tau: Positive = 1e-3,
+        **fedavg: Any,
     ) -> None:
         super().__init__(**fedavg)
         self.server_optimizer = ServerAdaptive(self._kind, server_lr, beta1, beta2, tau)

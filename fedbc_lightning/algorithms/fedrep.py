@@ -6,7 +6,7 @@ from typing import Any
 
 from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import Count
+from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.state import Cohort, ServerState
@@ -111,7 +111,11 @@ class FedBABU(FedAvg):
     partial_work: PartialWork = "dropped"
 
     def __init__(
-        self, finetune_lr: float = 0.1, finetune_steps: int = 20, finetune_batch_size: int = 500, **fedavg: Any
+        self,
+        finetune_lr: NotNegative = 0.1,
+        finetune_steps: Count = 20,
+        finetune_batch_size: Count = 500,
+        **fedavg: Any,
     ) -> None:
         super().__init__(**fedavg)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)

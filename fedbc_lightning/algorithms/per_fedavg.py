@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import NotNegative, Positive
+from fedbc_lightning.core.checks import Count, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, FineTuning, ModelAgnostic
 from fedbc_lightning.state import Cohort, ServerState, StagedClient
@@ -65,7 +65,7 @@ class PerFedAvg(FedAvg):
         inner_lr: NotNegative = 0.01,
         outer_lr: Positive = 0.001,
         variant: Literal["first_order", "hessian_free"] = "first_order",
-        finetune_batch_size: int = 20,
+        finetune_batch_size: Count = 20,
         finetune_split: Literal["train", "test"] = "train",
         **fedavg: Any,
     ) -> None:

@@ -62,7 +62,7 @@ class PerFedBC(FedBC):
         inner_lr: NotNegative = 0.01,
         outer_lr: Positive = 0.001,
         num_inner_steps: Count = 1,
-        finetune_batch_size: int = 20,
+        finetune_batch_size: Count = 20,
         finetune_split: Literal["train", "test"] = "train",
         **fedbc: Any,
     ) -> None:

@@ -62,7 +62,7 @@ class PFedMe(FedAvg):
         penalty: Positive = 15.0,
         personal_lr: Positive = 0.005,
         num_inner_steps: Count = 5,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
         weighting: Literal["samples", "uniform"] = "uniform",
         robust_rule: RobustRule | None = None,
     ) -> None:

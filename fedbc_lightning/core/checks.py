@@ -123,9 +123,9 @@ class Checked:
 
         @wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            others = [_names(base.__init__) for base in type(self).__mro__] if has_others else []  # type: ignore[misc]
-            known = dict.fromkeys([*own, *chain(*others)])
-            for name in given.keys() - known.keys():  # Python's own message would name a base class
+            known = dict.fromkeys(chain(*(_names(base.__init__) for base in type(self).__mro__)))  # type: ignore[misc]
+            taken = known if has_others else own
+            for name in [name for name in given if name not in taken]:  # Python's own message would name a base class
                 meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'; {meant}")
             check_arguments(cls, dict(zip(own, args, strict=False)) | given, cls.section)

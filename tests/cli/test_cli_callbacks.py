@@ -34,5 +34,4 @@ def test_the_list_of_callbacks_has_ours_and_none_that_is_refused(capsys):
         main(["fit", "--trainer.callbacks.help"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert names[:4] == ["AggregationMoves", "ByzantineClients", "RoundCheckpoint", "RoundProgressBar"]
-    assert {"EarlyStopping", "Timer"} <= set(names)
     assert not {"SaveRunConfig", "ModelCheckpoint", "LearningRateMonitor", "Checkpoint"} & set(names)

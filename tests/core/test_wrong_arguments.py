@@ -3,13 +3,14 @@
 import inspect
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedbc_lightning import FederatedTrainer, Privacy, System
+from fedbc_lightning import FedBC, FederatedTrainer, Privacy, System
 from fedbc_lightning.cli.classes import choices
 from fedbc_lightning.cli.parser import CLASS_KEYS
 from fedbc_lightning.core.checks import Bound, hints_of
@@ -65,3 +66,13 @@ def test_a_wrong_argument_is_named_with_what_to_give(cls, name, value):
         cls(**{**needed, name: value})
     assert f"{name}: got " in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
+def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
+    for name in arguments_of(cls):
+        with suppress(TypeError):  # another argument is missing
+            try:
+                cls(**{"dual_lr": 1.0, name: -7} if issubclass(cls, FedBC) else {name: -7})
+            except ConfigurationError as error:
+                assert f"{name}: " in str(error) or name == "devices"  # noqa: PT017
