@@ -81,14 +81,19 @@ __all__ = [
     "reproduce",
 ]
 
+# Packages whose classes users take
+_PACKAGES = "algorithms", "callbacks", "datamodules", "models"
+
 
 def __dir__() -> list[str]:
     """Return the public names, which a completion offers; they are imported on first use."""
-    return __all__
+    return [*__all__, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: ``fedbc-cli --help`` and worker start-up do not wait for what they do not use."""
+    if name in _PACKAGES:
+        return import_module(f"fedbc_lightning.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedbc_lightning' has no attribute '{name}'")
     return getattr(import_module(f"fedbc_lightning.{_HOMES[name]}"), name)

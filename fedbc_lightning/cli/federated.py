@@ -217,11 +217,11 @@ class FederatedCLI(private_cli.OpenCLI):
         section = config[self.subcommand]
         off: dict[str, Any] = {"enable_progress_bar": False, "logger": False}
         if self.subcommand in ("export", "predict", "verify"):  # each process would do the same
-            devices = section["trainer"]["devices"]
-            devices = devices[:1] if isinstance(devices, list) and self.subcommand == "predict" else 1
-            off |= {"strategy": "auto", "devices": devices, "num_nodes": 1}
+            off |= {"strategy": "auto", "devices": 1, "num_nodes": 1}
         if self.subcommand in ("export", "verify"):  # runs nothing, and keeps the model on the CPU
             off["accelerator"] = "cpu"
+        elif self.subcommand == "predict" and isinstance(devices := section["trainer"]["devices"], list):
+            off["devices"] = devices[:1]
         if self.subcommand in ("partition", "export"):  # a callback may change what a client sends
             off["callbacks"] = None
         if self.subcommand == "partition":
@@ -263,9 +263,7 @@ class FederatedCLI(private_cli.OpenCLI):
             return
         built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
-        if command == "verify":
-            print(printable(self.result))
-        elif command == "export":
+        if command in ("verify", "export"):
             print(printable(url_of(self.result) or self.result))
         elif command == "predict":
             print(printable(self.result[0].parent))

@@ -28,24 +28,29 @@ usage: {prog} COMMAND [--config FILE]... [--SECTION.KEY VALUE]...
 
 Every command has --help; {prog} fit --algorithm.help lists the methods."""
 
-_USUAL = """\
-  --ckpt_path RUN                folder or checkpoint of a run; last: the newest run of this name
+_OWN = """\
+  --ckpt_path RUN                folder or checkpoint of a run; last: the newest of these settings
   --client CLIENT                name or number of the client whose own model is taken
   --round ROUND                  round that is worked out again
   --out PATH                     where to write: a file for export, a folder otherwise
-  --force                        write over what is there
+  --force                        write over what is there"""
+
+_USUAL = """\
   --config FILE                  a config, yours or of fedbc-cli configs; several are layered
   --algorithm NAME               the method; --algorithm.help lists all, with a name explains one
   --model NAME                   a shipped model (--model.help) or yours, my_module.MyModel
   --data NAME                    shipped data (--data.help) or yours, my_module.MyData
-  --trainer.max_rounds T         rounds in all
-  --trainer.clients_per_round S  clients sampled in a round, such as 10, or a share, such as 0.1
-  --trainer.local_epochs E       passes over a client's data in a round (or local_steps)
-  --trainer.engine ENGINE        sequential, vectorized (many small clients at once), or auto
   --trainer.accelerator KIND     cpu, gpu or auto; trainer.devices says how many processes
   --trainer.name NAME            runs are written to runs/NAME
   --seed_everything SEED         seed of everything random
   --print_config                 print the whole config, with every default, and end"""
+
+_OF_TRAINING = """\
+  --trainer.max_rounds T         rounds in all
+  --trainer.clients_per_round S  clients sampled in a round, such as 10, or a share, such as 0.1
+  --trainer.local_epochs E       passes over a client's data in a round (or local_steps)
+  --trainer.engine ENGINE        sequential, vectorized (many small clients at once), or auto
+"""
 
 
 def version() -> str:
@@ -60,26 +65,27 @@ def overview() -> str:
 
 def usage(command: str) -> str:
     """Return how a command on one run is given."""
-    parts = PROG, command, OWN_OPTIONS.get(command), "[--config FILE]... [--SECTION.KEY VALUE]..."
-    return " ".join(filter(None, parts))
+    own = f"{OWN_OPTIONS[command]} " if command in OWN_OPTIONS else ""
+    return f"{PROG} {command} {own}[--config FILE]... [--SECTION.KEY VALUE]..."
 
 
 def usual_help(command: str) -> str:
-    """Return the help of a command on one run, with the usual options that it has."""
-    called, some = usage(command), " ".join(OWN_OPTIONS.values())
-    options = [line for line in _USUAL.splitlines() if (name := line[:33].strip()) in called or name not in some]
+    """Return the help of a command on one run, with those of the usual options that do something there."""
+    called = usage(command)
+    own = [line for line in _OWN.splitlines() if line[:33].strip() in called]
     return "\n".join([
         f"usage: {called}\n\n{SUBCOMMANDS[command]}\n\nThe usual options; in a config file they are keys, such as "
-        "max_rounds in the section trainer:",
-        *options,
+        "name in the section trainer:",
+        *own,
+        (_OF_TRAINING if command in ("fit", "plan") else "") + _USUAL,
         f"\nAll options, with their defaults: {PROG} {command} --help all",
     ])  # fmt: skip
 
 
 def configs() -> str:
     """Return the text of ``fedbc-cli configs``: the shipped configs, studies and overlays, each with its first line."""
-    found = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped_configs().items()}
-    lines = columns({name: line.lstrip("# ") for name, line in found.items()})
+    found = {name: path.read_text(encoding="utf-8") for name, path in shipped_configs().items()}
+    lines = columns({name: text.partition("\n")[0].lstrip("# ") for name, text in found.items()})
     return f"A file of the same name here wins; several --config are layered, each over the one before.\n\n{lines}"
 
 

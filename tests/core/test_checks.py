@@ -45,7 +45,6 @@ class Settings:
         ({"count": True}, "trainer.count: got True; give a whole number >= 1."),
         ({"bounded_or_none": 0}, "trainer.bounded_or_none: got 0; give a whole number >= 1 or null."),
         ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number in (0, 1] or all."),
-        ({"share": 1}, "trainer.share: got 1; give a number in [0, 1)."),
         ({"share": float("nan")}, "trainer.share: got nan; "),
         ({"scale": float("inf")}, "trainer.scale: got inf; give a number that is finite."),
         ({"rate": 3}, "trainer.rate: got 3; give a number > 0 and in [-1, 2]."),
