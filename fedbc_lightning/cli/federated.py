@@ -315,8 +315,7 @@ def resume_hint() -> str | None:
         return "interrupted before the run began"
     if not trainer.is_global_zero:
         return None
-    folder = trainer.log_dir and Path(trainer.log_dir)
-    resume = how_to_go_on(folder, None) if folder else None
+    resume = how_to_go_on(Path(trainer.log_dir), None) if trainer.log_dir else None
     if resume is None:
         return "interrupted; no round was finished, so there is nothing to resume"
     if sys.stdout.isatty() and any(isinstance(callback, RoundProgressBar) for callback in trainer.callbacks):  # it says

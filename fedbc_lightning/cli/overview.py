@@ -72,11 +72,10 @@ def usage(command: str) -> str:
 def usual_help(command: str) -> str:
     """Return the help of a command on one run, with those of the usual options that do something there."""
     called = usage(command)
-    own = [line for line in _OWN.splitlines() if line[:33].strip() in called]
     return "\n".join([
         f"usage: {called}\n\n{SUBCOMMANDS[command]}\n\nThe usual options; in a config file they are keys, such as "
         "name in the section trainer:",
-        *own,
+        *(line for line in _OWN.splitlines() if line[:33].strip() in called),
         (_OF_TRAINING if command in ("fit", "plan") else "") + _USUAL,
         f"\nAll options, with their defaults: {PROG} {command} --help all",
     ])  # fmt: skip
@@ -84,9 +83,9 @@ def usual_help(command: str) -> str:
 
 def configs() -> str:
     """Return the text of ``fedbc-cli configs``: the shipped configs, studies and overlays, each with its first line."""
-    found = {name: path.read_text(encoding="utf-8") for name, path in shipped_configs().items()}
-    lines = columns({name: text.partition("\n")[0].lstrip("# ") for name, text in found.items()})
-    return f"A file of the same name here wins; several --config are layered, each over the one before.\n\n{lines}"
+    found = shipped_configs().items()
+    lines = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in found}
+    return f"A file of the same name here wins; several --config are layered in turn.\n\n{columns(lines)}"
 
 
 def columns(rows: Mapping[str, str]) -> str:

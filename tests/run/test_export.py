@@ -18,6 +18,7 @@ from fedbc_lightning import FedAvg, FedBC
 from fedbc_lightning.algorithms import APFL, Centralized, FedBCFineTune, PerFedAvg
 from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.folder import how_to_go_on
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.checkpoint import SOURCE
 
@@ -85,6 +86,7 @@ def test_rows_in_a_file(tmp_path, monkeypatch):
     assert (folder / "clients.bin").is_file()
     path = run[0].export(*run[1:], client=4)
     assert path == folder / "round_3_client_4.ckpt"
+    assert how_to_go_on(folder.parent, 5).endswith(f'(max_rounds=5, ...).fit(..., ckpt_path="{folder}/last.ckpt")')
     assert measure(path, 4)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 4)["loss/local"], rel=1e-6)
 
     assert run[0].export(*run[1:], ckpt_path=folder / "best.ckpt") == folder / f"round_{best.best_round}_global.ckpt"
@@ -228,7 +230,6 @@ def test_the_command_writes_a_client_and_z(run, capsys):
     source = torch.load("models/m.ckpt", weights_only=True)[SOURCE]
     assert (source["run"], source["round"]) == ("tiny/FedBC-0", 2)
     assert (source["client"], source["client_name"]) == (3, "dan")
-    assert os.listdir("models") == ["m.ckpt"]
     assert measure("models/m.ckpt", 3)["test_loss"] == pytest.approx(recorded(run, 3)["loss/local"], rel=1e-6)
 
     assert run_cli("export", "--ckpt_path", run / "checkpoints/last.ckpt") == 0
@@ -306,10 +307,8 @@ def test_loaders_of_ones_own_are_predicted_into_one_file(tmp_path):
 MISTAKES = [
     (f"--ckpt_path {RUN} --client eva", 1, "client: there is no client 'eva'; did you mean 'eve'?"),
     (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
-    (f"--ckpt_path {RUN} --client 6", 1, "there is no client '6'; give names, or numbers from 0 to 5"),
     (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
     ("", 2, "which run? fedbc-cli export --ckpt_path RUN [--client CLIENT] [--out PATH] [--force]"),
-    ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
     ("--ckpt_path there.ckpt", 2, "no config.yaml beside the run of --ckpt_path there.ckpt"),
     ("--ckpt_path there.ckpt --config boring.yaml", 1, "ckpt_path: 'there.ckpt' was not written by fedbc_lightning."),
     (f"--ckpt_path {RUN} --config tiny.yaml", 1, f"ckpt_path: '{RUN}/checkpoints/last.ckpt' is of another run"),
