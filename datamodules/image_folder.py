@@ -132,7 +132,8 @@ class ImageFolderDataModule(IndexedDataModule):
         counts = ", ".join(f"{name}/ ({count:,})" for name, count in Counter(splits).items() if name)
         use = "tests the clients" if self.test != "shared" else "evaluates the global model"
         fate = f"{own_test}/ {use}" if own_test else "all are pooled (data.test: split)"
-        kinds = f"classes of {len(set(clients)):,} clients" if clients else "classes"
+        owners = sorted(set(clients or ()), key=by_value)
+        kinds = f"classes of {len(owners):,} clients ({shorten(owners)})" if owners else "classes"
         rank_zero_info(
             f"'{self.root}': {len(paths):,} images of {len(self.classes):,} {kinds}, {height} x {width} pixels, "
             f"{'grey' if self.grayscale else 'RGB'}: {shorten(self.classes)}{f'; of {counts} {fate}' * bool(counts)}"

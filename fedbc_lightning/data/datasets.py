@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -299,6 +299,20 @@ def as_classes(values: Any, length: int) -> np.ndarray | None:
     except (TypeError, ValueError, RuntimeError):
         return None
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iub" else None
+
+
+SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+
+
+def refuse_splits(names: Iterable[str], where: str, advice: str) -> None:
+    """Raise if a name, such as a client's, is that of a split: a mapping or a folder of splits is taken for clients.
+
+    Raises:
+        ConfigurationError: A name is that of a split; it says where, and what to do.
+    """
+    found = next((name for name in names if name.lower() in SPLIT_NAMES), None)
+    if found is not None:
+        raise ConfigurationError(f"{where}: {found!r} is a split, and no name of a client or class; {advice}")
 
 
 def class_names_of(data: Any) -> list[str] | None:

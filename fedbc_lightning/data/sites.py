@@ -15,7 +15,7 @@ from fedbc_lightning.core.checks import SHARE, at_least
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
-from fedbc_lightning.data.datasets import class_names_of
+from fedbc_lightning.data.datasets import class_names_of, refuse_splits
 from fedbc_lightning.data.inner_modules import (
     check_dataset,
     has_items,
@@ -29,6 +29,10 @@ from fedbc_lightning.data.inner_modules import (
 Site = AnyDataModule | Dataset | DataLoader  # what a config can name; in Python also what OwnBatches takes
 NO_DATA = (list, tuple, dict, str, np.ndarray, Tensor)  # have items, but are loaders or no site; see OwnBatches
 Sites = Sequence[Site | None] | Mapping[str, Site | None]
+NO_CLIENTS = (
+    "give fedbc_lightning.PartitionedDataModule(train_data, partitioner) if the data have no clients, or the clients' "
+    "test data as data.test"
+)
 
 
 def is_data(site: Any) -> bool:
@@ -69,7 +73,7 @@ class SitesDataModule(FederatedDataModule):
 
     Args:
         train: Training data of each client; None where these are elsewhere, at a worker of ``trainer.backend``. The
-            keys of a mapping are the clients' names.
+            keys of a mapping are the clients' names; those of splits, such as ``test``, are refused.
         test: Test data of each client, None where a client has none, which a mapping may leave out; without this
             argument they are those of the sites' LightningDataModules, or ``test_fraction`` of the training data.
         val: Validation data of each client, in the same way; without this argument ``val_fraction`` cuts them.
@@ -82,8 +86,8 @@ class SitesDataModule(FederatedDataModule):
         **kwargs: Further arguments of :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: The lists have different lengths, a name is unknown, a site's data cannot be used, or sites
-            differ in how their loaders make batches, or in the names of their classes.
+        ConfigurationError: The lists have different lengths, a name is unknown or a split's, a site's data cannot be
+            used, or sites differ in how their loaders make batches, or in the names of their classes.
 
     Example:
         >>> import torch
@@ -125,8 +129,10 @@ class SitesDataModule(FederatedDataModule):
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
         self.stream_sizes = lists["sizes"]
-        if names is not None and len(set(names)) < len(names):
+        texts = [] if names is None else [str(name) for name in names]
+        if len(set(texts)) < len(texts):
             raise ConfigurationError("data.names: a name is given twice; give each site its own")
+        refuse_splits(texts, "data.names", NO_CLIENTS)
         if test_fraction and test is not None:
             raise ConfigurationError("data.test_fraction: the sites have data.test; leave one of the two out")
         modules = [site for split in SPLITS for site in lists[split] or () if isinstance(site, AnyDataModule)]

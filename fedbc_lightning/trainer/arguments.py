@@ -119,9 +119,15 @@ def as_datamodule(datamodule: Any, model: Any = None) -> FederatedDataModule:
         ConfigurationError: The data are of another kind, or a data module that lacks a method.
     """
     if isinstance(datamodule, Mapping):
-        found = [plain_dataset(site) or site for site in datamodule.values()]
-        is_cut = all(is_data(site) and not isinstance(site, IterableDataset) for site in found)
-        return SitesDataModule(datamodule, test_fraction=0.2 if is_cut else 0.0)
+        found = {name: plain_dataset(site) or site for name, site in datamodule.items()}
+        cut = [name for name, site in found.items() if is_data(site) and not isinstance(site, IterableDataset)]
+        other = next((name for name in found if name not in cut), None)
+        if cut and other is not None:
+            rank_zero_info(
+                f"data: no test data are cut from {cut[0]!r}, because {other!r} is a {type(found[other]).__name__}; "
+                "give SitesDataModule(data, test={...}) for test data of each"
+            )
+        return SitesDataModule(datamodule, test_fraction=0.2 if other is None else 0.0)
     if not isinstance(datamodule, FederatedDataModule):
         own = "" if not overrides(model, "train_dataloader", DataHooks) else f" of {type(model).__name__}"
         raise ConfigurationError(

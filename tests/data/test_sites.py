@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from fedbc_lightning import ConfigurationError, FedAvg, PartitionedDataModule, SitesDataModule
 from fedbc_lightning.data import LoadedData
 from fedbc_lightning.data.indexed import IndexedDataModule
+from fedbc_lightning.trainer.arguments import as_datamodule
 
 SIZES = {"Bern": 20, "Oslo": 12, "Rome": 7}
 
@@ -137,7 +138,7 @@ class Pictures:
         return self.data[index]
 
 
-def test_a_dict_of_data_is_fitted(tmp_path, capsys):
+def test_a_dict_of_data_is_fitted(tmp_path, caplog):
     sites = {"Bern": Pictures(), "Oslo": DataLoader(TRAIN[1], batch_size=10, shuffle=True), "Rome": TRAIN[2]}
     trainer = make_trainer(tmp_path, max_rounds=2, clients_per_round=1.0)
     result = trainer.fit(make_model(BoringModel), sites, FedAvg())
@@ -146,6 +147,9 @@ def test_a_dict_of_data_is_fitted(tmp_path, capsys):
     modules = {name: Hospital(k) for k, name in enumerate(SIZES)}
     result = make_trainer(tmp_path, max_rounds=1).fit(make_model(BoringModel), modules, FedAvg())
     assert result.partition["sizes"]["test"] == [10, 6, 3]
+    with caplog.at_level("INFO"):
+        assert as_datamodule(modules | {"Bern": TRAIN[0]}).test_fraction == 0
+    assert "data: no test data are cut from 'Bern', because 'Oslo' is a Hospital; give SitesDataModule" in caplog.text
 
 
 class Moving(Hospital):
@@ -157,12 +161,14 @@ class Moving(Hospital):
     ("make", "words"),
     [
         (lambda: SitesDataModule(TRAIN, TEST[:2]), r"data\.test: 2 entries for 3 sites"),
-        (lambda: SitesDataModule(TRAIN, names=["a", "b", "a"]), r"data\.names: a name is given twice"),
+        (lambda: SitesDataModule({1: TRAIN[0], "1": TRAIN[1]}), r"data\.names: a name is given twice"),
+        (lambda: SitesDataModule({"train": TRAIN[0], "Test": TRAIN[1]}), "'train' is a split, .*PartitionedDataM"),
+        (lambda: SitesDataModule({"a": TRAIN[0].tensors}).setup(), r"Tensor is no loader.*; give .*TensorDataset"),
         (lambda: SitesDataModule(TRAIN, TEST, test_fraction=0.2), r"data\.test_fraction: the sites have data\.test"),
         (lambda: SitesDataModule({}), r"data\.train: no site; give one or more"),
         (lambda: SitesDataModule(NAMED, {"Olso": TEST[0]}), r"data\.test: no site 'Olso'; did you mean 'Oslo'\?"),
         (lambda: SitesDataModule(TRAIN, {"Oslo": TEST[0]}), r"no site 'Oslo'; data.train has \[\], a mapping"),
-        (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset, a"),
+        (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset, s"),
         (lambda: SitesDataModule({"a": Pictures("xy"), "b": Pictures("yx")}).setup(),
          r"train\['b'\]: its classes are \['y', 'x'\], another site's \['x', 'y'\]"),
         (lambda: SitesDataModule(TRAIN, TEST[0]), r"data\.test: got .*TensorDataset; give a list"),
