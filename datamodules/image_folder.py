@@ -23,10 +23,10 @@ from fedbc_lightning.core.files import told
 from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.data.datasets import natural_clients
+from fedbc_lightning.data.datasets import SPLIT_NAMES, natural_clients
 from fedbc_lightning.partition import Natural, Partitioner, PowerLaw
 
-from .image_tree import LAYOUT, SPLITS, Role, find_images
+from .image_tree import LAYOUT, Role, find_images
 from .own_rows import by_value, shorten
 from .transforms import Normalize, RandomCrop, WholeBatch, as_augment, check_transforms
 from .vision import OwnTest
@@ -72,16 +72,16 @@ class ImageFolderDataModule(IndexedDataModule):
             class]``; folders below these mean nothing. None is ``[class]``, or ``[split, class]`` if there is a folder
             ``train``; deeper folders are refused then.
         clients: Path of a CSV, TSV or Parquet table of the images with the columns ``file``, its path below ``root``,
-            and ``client``, and perhaps ``class`` and ``split``, which folders say otherwise. Files without a row are no
-            data.
+            and ``client``, and perhaps ``class`` and ``split``, which folders say otherwise; it counts before
+            ``layout``. Files without a row are no data.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
         classes: Sorted names of the classes; available after ``setup``.
 
     Raises:
-        ConfigurationError: The folder is missing or not such a tree, a file cannot be read, images differ in size, or
-            they fit neither into memory nor into the temporary folder.
+        ConfigurationError: The folder is missing or not such a tree, or splits are taken for clients; a file cannot be
+            read, images differ in size, or they fit neither into memory nor into the temporary folder.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ImageFolderDataModule(IndexedDataModule):
     def _own_test(self, splits: list[str], *, has_clients: bool) -> str | None:
         """Return the split whose images are kept for testing, or None if all are pooled."""
         # From the last name, so that test goes before val
-        found = next((name for name in reversed(SPLITS[1:]) if name in splits), None)
+        found = next((name for name in reversed(SPLIT_NAMES[1:]) if name in splits), None)
         if self.test == "split" or (self.test is None and not (found and has_clients)):
             return None
         if found is None:

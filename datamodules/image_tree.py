@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data.datasets import SPLIT_NAMES, refuse_splits
 
 from .own_rows import check_columns
 from .table import as_names, read_names, read_table
@@ -15,7 +16,6 @@ from .table import as_names, read_names, read_table
 Role = Literal["split", "client", "class"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
-SPLITS = ("train", "val", "valid", "validation", "test")
 LAYOUT = (
     "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (also png, bmp, gif, ppm, tiff, webp), or "
     "data.layout"
@@ -48,23 +48,34 @@ def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> di
     usual: list[Role] = ["split", "class"] if (root / "train").is_dir() else ["class"]
     roles = layout or ([] if "class" in columns else usual)
     named = [*columns, *roles]
-    if named.count("class") != 1 or len(set(named)) < len(named):
-        raise ConfigurationError(
-            f"data.layout: folders and table name {named}; name class once, all others once at most"
-        )
+    if "class" not in named or len(set(roles)) < len(roles):
+        raise ConfigurationError(f"data.layout: folders and table name {named}; name class, and nothing by two folders")
     for name, parts in zip(columns["file"], folders, strict=True):
         if len(parts) < len(roles) or (layout is None and 0 < len(roles) < len(parts)):
             raise ConfigurationError(f"data.layout: {name!r} in {str(root)!r} {_readings(parts, roles)}")
-    columns |= {role: [parts[place] for parts in folders] for place, role in enumerate(roles)}
+    columns = {role: [parts[place] for parts in folders] for place, role in enumerate(roles)} | columns
+    _check_names(columns, roles, max(map(len, folders), default=0))
     splits = columns.setdefault("split", [""] * len(folders))
-    unknown = {*splits}.difference(("", *SPLITS))
+    ranks = ("", *SPLIT_NAMES)
+    unknown = {*splits}.difference(ranks)
     if unknown:
-        raise ConfigurationError(f"data.layout: {min(unknown)!r} is no split; give {', '.join(SPLITS)}")
-    keys = zip(
-        map(("", *SPLITS).index, splits), (parts[: len(roles)] for parts in folders), columns["file"], strict=True
+        raise ConfigurationError(f"data.layout: {min(unknown)!r} is no split; give {', '.join(SPLIT_NAMES)}")
+    order = sorted(
+        range(len(folders)), key=lambda k: (ranks.index(splits[k]), folders[k][: len(roles)], columns["file"][k])
     )
-    order = [place for _, place in sorted(zip(keys, range(len(folders)), strict=True))]
     return {role: [values[place] for place in order] for role, values in columns.items()}
+
+
+def _check_names(columns: dict[str, list[str]], roles: Sequence[Role], depth: int) -> None:
+    """Raise if folders of splits, or all sites' common folder, are taken for a client or for the classes."""
+    clients, classes = {*columns.get("client", ())}, {*columns["class"]}
+    named = sorted(clients | classes if classes.issubset(SPLIT_NAMES) else clients)
+    refuse_splits(named, "data.layout", "give data.layout the role split at its place")
+    if len(clients) == 1 and depth > len(roles) > 0:
+        raise ConfigurationError(
+            f"data.layout: images have deeper folders than {_shown(roles)}, and all are of one client, {named[0]!r}; "
+            "give a data.root one folder further down"
+        )
 
 
 def _shown(roles: Sequence[str]) -> str:
@@ -77,7 +88,7 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
     if len(parts) <= above:
         return f"has not the folders {_shown(roles)}; {LAYOUT}"
     first, *others = parts[above:]
-    announced = ["client", "split", "class"] if others[0] in SPLITS and len(others) > 1 else ["client", "class"]
+    announced = ["client", "split", "class"] if others[0] in SPLIT_NAMES and len(others) > 1 else ["client", "class"]
     return (
         f"may be read in two ways: give {_shown([*roles[:-1], *announced])} if {first!r} is a client and "
         f"{others[len(announced) - 2]!r} a class, or {_shown(roles)} if {first!r} is a class"
@@ -87,11 +98,16 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
 def _names_under(root: Path) -> list[str]:
     """Return the images' paths below a folder, with slashes; hidden files, such as macOS's ``._1.png``, are none."""
     names = []
+    known: dict[str, str] = {}
     # Links are followed, as a site's folder often is one to another disk.
     for where, _, files in os.walk(root, followlinks=True):
-        above = Path(where).relative_to(root).as_posix() + "/"
-        images = [name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES]
-        names += [(above + name).removeprefix("./") for name in images]
+        first = known.setdefault(os.path.realpath(where), where)  # of a link to a folder above there is no end
+        if first != where:
+            raise ConfigurationError(
+                f"data.root: {where!r} leads to {first!r}, which was found before; remove the link"
+            )
+        paths = [Path(where, name) for name in files if os.path.splitext(name)[1].lower() in SUFFIXES]
+        names += [path.relative_to(root).as_posix() for path in paths]
     return sorted(name for name in names if "/." not in f"/{name}")
 
 
@@ -107,12 +123,18 @@ def _read(root: Path, table: Path) -> dict[str, list[str]]:
     used = [name for name in ("file", *get_args(Role)) if name in available]
     rows = read_table(table, used, "clients", set(used))
     columns = {name: as_names(rows[name]).tolist() for name in used}
-    absent = [not (root / name).is_file() for name in columns["file"]]
+    absent = [not _is_below(root, name) for name in columns["file"]]
     wrong = (rows.isna().any(axis=1) | rows["file"].duplicated()).to_numpy() | absent
     if wrong.any():
         row = int(wrong.argmax())
         raise ConfigurationError(
-            f"data.clients='{table}': row {row + 1} misses a value, or its file, {columns['file'][row]!r}, is not in "
-            f"{str(root)!r} or stands in a row before; {TABLE}"
+            f"data.clients='{table}': row {row + 1} misses a value, or its file, {columns['file'][row]!r}, is not "
+            f"below {str(root)!r} or stands in a row before; {TABLE}"
         )
     return columns
+
+
+def _is_below(root: Path, name: str) -> bool:
+    """Return whether a file is there, and its name leads nowhere else than below a folder."""
+    leaves = Path(name).anchor or {"", ".", ".."}.intersection(name.replace(os.sep, "/").split("/"))
+    return not leaves and (root / name).is_file()

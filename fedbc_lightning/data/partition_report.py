@@ -37,7 +37,7 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
         :func:`describe_labels`.
     """
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
-    total = sum(sizes.values(), np.zeros(datamodule.num_clients, dtype=np.int64))
+    total = np.sum([*sizes.values()], axis=0)
     numbers = {
         "num_clients": datamodule.num_clients,
         "num_samples": {"total": int(total.sum()), **_summary(total)},

@@ -120,14 +120,13 @@ def as_datamodule(datamodule: Any, model: Any = None) -> FederatedDataModule:
     """
     if isinstance(datamodule, Mapping):
         found = {name: plain_dataset(site) or site for name, site in datamodule.items()}
-        cut = [name for name, site in found.items() if is_data(site) and not isinstance(site, IterableDataset)]
-        other = next((name for name in found if name not in cut), None)
-        if cut and other is not None:
+        uncut = [name for name, site in found.items() if not is_data(site) or isinstance(site, IterableDataset)]
+        if 0 < len(uncut) < len(found):
             rank_zero_info(
-                f"data: no test data are cut from {cut[0]!r}, because {other!r} is a {type(found[other]).__name__}; "
-                "give SitesDataModule(data, test={...}) for test data of each"
+                f"data: test data are cut from no client, because {uncut[0]!r} is no Dataset; give "
+                "SitesDataModule(data, test={...}) for test data of each"
             )
-        return SitesDataModule(datamodule, test_fraction=0.2 if other is None else 0.0)
+        return SitesDataModule(datamodule, test_fraction=0.0 if uncut else 0.2)
     if not isinstance(datamodule, FederatedDataModule):
         own = "" if not overrides(model, "train_dataloader", DataHooks) else f" of {type(model).__name__}"
         raise ConfigurationError(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.boring import BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fedbc_lightning import ConfigurationError, FedAvg, PartitionedDataModule, SitesDataModule
 from fedbc_lightning.data import LoadedData
@@ -149,7 +149,7 @@ def test_a_dict_of_data_is_fitted(tmp_path, caplog):
     assert result.partition["sizes"]["test"] == [10, 6, 3]
     with caplog.at_level("INFO"):
         assert as_datamodule(modules | {"Bern": TRAIN[0]}).test_fraction == 0
-    assert "data: no test data are cut from 'Bern', because 'Oslo' is a Hospital; give SitesDataModule" in caplog.text
+    assert "data: test data are cut from no client, because 'Oslo' is no Dataset; give SitesDataModule" in caplog.text
 
 
 class Moving(Hospital):
@@ -175,7 +175,7 @@ class Moving(Hospital):
         (lambda: SitesDataModule([Moving(0)]), "Moving has on_after_batch_transfer, .* define it in the LightningMod"),
         (lambda: SitesDataModule([Hospital(0), Hospital(1, 8)]).setup(), r"train\[1\]: .* its loader has batch_size=8"),
         (lambda: PartitionedDataModule(TRAIN, clients=[0]), "list of data sets; .* fedbc_lightning.SitesDataModule"),
-        (lambda: SitesDataModule(TRAIN, val=[Subset(TRAIN[0], [])] * 3).num_samples("val"), "call prepare_data"),
+        (lambda: SitesDataModule(TRAIN).num_samples("val"), "call prepare_data"),
     ],
 )  # fmt: skip
 def test_what_sites_cannot_be_is_refused_by_name(make, words):

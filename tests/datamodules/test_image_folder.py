@@ -194,7 +194,7 @@ def test_a_table_says_whose_images_are(tmp_path):
     assert data.label_histogram().tolist() == [[2, 2, 2], [2, 2, 2]]
     rows = [f"{name},{k % 2},{'ab'[k % 3 == 0]},{'test' if k < 4 else 'train'}\n" for k, name in enumerate(names)]
     table.write_text("file,client,class,split\n" + "".join(rows[:10]))
-    data = ready(ImageFolderDataModule(root, clients=str(table)))
+    data = ready(ImageFolderDataModule(root, clients=str(table), layout=["client"]))
     assert (data.classes, data.num_samples("train").tolist()) == (["a", "b"], [3, 3])
     assert data.num_samples("test").tolist() == [2, 2]
 
@@ -207,12 +207,16 @@ def test_a_table_says_whose_images_are(tmp_path):
         ({"root": "train"}, r"'train/10/cat/0.png' .* give \[split, client, class\] if '10' .*, or \[split, class\]"),
         ({"root": "by", "folder": "train"}, r"give \[client, class\] if 'by' is a client and '10' a class"),
         ({"folder": "train"}, r"give \[client, split, class\] if '10' is a client and 'cat' a class"),
-        ({"layout": ["client"]}, r"folders and table name \['file', 'client'\]; name class once"),
-        ({"layout": ["client", "site"]}, r"data.layout: got \['client', 'site'\]; give"),
+        ({"root": "in", "layout": ["client", "class"]}, r"deeper folders than .* of one client, 'in'; give a"),
+        ({"root": "train", "layout": ["client", "class"]}, "'train' is a split, .*; give data.layout the role split"),
+        ({"folder": "val", "layout": ["client", "class"]}, "'val' is a split, .*; give data.layout the role split"),
+        ({"link": "10"}, "10/dog/link' leads to '.*/10', which was found before; remove the link"),
+        ({"layout": ["client"]}, r"folders and table name \['file', 'client'\]; name class, and"),
         ({"layout": ["client", "split", "class"]}, r"'10/cat/0.png' .* has not the folders \[client, split"),
         ({"layout": ["split", "class"]}, "data.layout: '10' is no split; give train, val, "),
         ({"table": "file,site\n"}, "data.clients: no column 'client' in '.*t.csv'; there are file, site"),
         ({"table": "file,client\n10/cat/0.png,\n"}, r"row 1 misses a value, or its file, '10/cat/0.png', is not"),
+        ({"table": "file,client,class\n10/dog/../cat/0.png,a,b\n"}, r"row 1 .*, '10/dog/../cat/0.png', is not below"),
         ({"table": "file,client\n10/cat/0.png,a\n10/cat/9.png,a\n"}, r"t.csv': row 2 .*'10/cat/9.png'"),
     ],
 )  # fmt: skip
@@ -220,6 +224,8 @@ def test_folders_that_were_not_announced_are_refused(tmp_path, options, message)
     root = sites(tmp_path / options.get("root", ""), options.get("folder", ""))
     table = tmp_path / "t.csv"
     table.write_text(options.get("table", ""))
+    if "link" in options:
+        (root / "10" / "dog" / "link").symlink_to(root / options["link"])
     given = {"layout": options.get("layout"), "clients": table if "table" in options else None}
     with pytest.raises(ConfigurationError, match=message):
         ready(ImageFolderDataModule(tmp_path if "root" in options else root, **given))
