@@ -101,8 +101,9 @@ class SyntheticDataModule(IndexedDataModule):
         rng.normal(0, self.alpha, num_clients)  # u_i: drawn as in the public codes but unused, as it changes no argmax
         input_means = np.repeat(rng.normal(0, self.beta, (num_clients, 1)), self.dimension, axis=1)  # B_i
         num_models = 1 if self.iid else num_clients
-        models = rng.standard_normal((num_models, self.dimension + 1, self.num_classes))  # W_i above b_i
-        models = models.astype(np.float32)
+        models = np.empty((num_models, self.dimension + 1, self.num_classes), dtype=np.float32)  # W_i above b_i
+        for model in models:  # one by one, because draws in float64 for 1,000,000 clients would take 4.9 GB
+            model[:] = rng.standard_normal(model.shape)
         # Without this draw of v_i around B_i, all coordinates of a client's inputs have the mean B_i.
         if not self.iid:
             input_means += rng.standard_normal((num_clients, self.dimension))  # v_i

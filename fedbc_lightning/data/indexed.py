@@ -54,9 +54,10 @@ class LoadedData:
             is_test: Whether each sample is test data; nothing changes if none is.
             is_shared: Whether the test data belong to no client.
         """
+        if not is_test.any():
+            return self
         if not is_shared:
-            self.is_test = is_test if is_test.any() else None
-        if not is_shared or not is_test.any():
+            self.is_test = is_test
             return self
         train, shared_test = np.flatnonzero(~is_test), take(self.dataset, np.flatnonzero(is_test))
         labels, clients = (None if values is None else values[train] for values in (self.labels, self.clients))

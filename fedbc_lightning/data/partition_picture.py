@@ -41,7 +41,7 @@ def draw(
         names: Names of the clients; None shows their numbers.
         classes: Names of the classes; None shows their numbers.
     """
-    totals = sum(sizes.values(), np.zeros(1, dtype=np.int64))
+    totals = np.sum([*sizes.values()], axis=0)
     label = "client"
     if len(totals) > MAX_ROWS:
         chosen = np.argsort(totals, kind="stable")[(2 * np.arange(MAX_ROWS) + 1) * len(totals) // (2 * MAX_ROWS)]
