@@ -64,7 +64,7 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     Raises:
         ConfigurationError: The data are not split over clients.
     """
-    as_datamodule(datamodule)
+    datamodule = as_datamodule(datamodule)
     datamodule.prepare_data()
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)

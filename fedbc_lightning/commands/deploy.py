@@ -18,6 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError, UsageError
 from fedbc_lightning.core.files import make_folder, url_of, write
 from fedbc_lightning.core.origin import INSTALLED, PACKAGE
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
+from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.studies.parsed_runs import Built
 
 DESCRIPTION = """\
@@ -140,7 +141,7 @@ def words_of(file: str, context: Any, client: Any) -> list[str]:
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     own = {key: value for key, value in context.node_config.items() if key.partition(".")[0] == "data"}
     kind = find_class(str(config["data"].get("class_path")), FederatedDataModule)
-    if kind is not None and issubclass(kind, SitesDataModule):
+    if issubclass(kind or object, SitesDataModule):
         _leave_others(config["data"].get("init_args") or {}, client)
     options = [f"--{key}={value}" for key, value in {**context.run_config, **own}.items() if value != ""]
     return ["fit", "--config", yaml.safe_dump(config, allow_unicode=True), *options]
@@ -155,9 +156,9 @@ def build(words: list[str]) -> Built:
 
 def _leave_others(data: dict[str, Any], client: Any) -> None:
     """Leave a client its own data alone, and the server none, where the config lists those of each site."""
-    names = [str(name) for name in data.get("names") or data.get("train", ())]
+    names = [str(name) for name in data.get("names") or data.get("train") or ()]  # of a list, no name of a client
     mine = str(names.index(str(client)) if str(client) in names else client)
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         sites = data.get(split)
         if isinstance(sites, dict):
             data[split] = {name: site if mine == str(names.index(str(name))) else None for name, site in sites.items()}
