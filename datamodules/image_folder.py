@@ -21,13 +21,14 @@ from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import told
 from fedbc_lightning.core.printing import shown_progress
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.core.units import bytes_said
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import SPLIT_NAMES, natural_clients
 from fedbc_lightning.partition import Natural, Partitioner, PowerLaw
 
 from .image_tree import LAYOUT, Role, find_images
-from .own_rows import by_value, shorten
+from .own_rows import by_value
 from .transforms import Normalize, RandomCrop, WholeBatch, as_augment, check_transforms
 from .vision import OwnTest
 

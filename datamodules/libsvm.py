@@ -10,10 +10,11 @@ import torch
 
 from fedbc_lightning.core.checks import above, at_least
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partitioner
 
-from .own_rows import readable, shorten
+from .own_rows import readable
 
 LAYOUT = "expected lines '<label> <index>:<value> ...' with rising indices, e.g. '-1 3:1 11:1 14:1' (also .gz, .bz2)"
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, in_one_line
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data import ArrayDataset, LoadedData
 from fedbc_lightning.data.datasets import Transform, natural_clients
 
@@ -53,12 +54,12 @@ def join_rows(
         tensors = torch.cat([train.inputs, test.inputs]), torch.cat([train.targets, test.targets])
     data = LoadedData(ArrayDataset(tensors, None, transform), labels_of_tensor(tensors[1]))
     is_test = np.arange(len(tensors[1])) >= len(train.targets)
+    owners = None if test is None else test.clients
     if train.clients is not None:
-        has_own = test is not None and test.clients is not None
         # Rows that no client owns are given to the first one here, and taken away again by with_test.
-        others = test.clients if test is not None and has_own else np.repeat(train.clients[:1], is_test.sum())
+        others = np.repeat(train.clients[:1], is_test.sum()) if owners is None else owners
         data.clients, data.client_names = natural_clients(np.concatenate([train.clients, others]), order)
-    return data.with_test(is_test, is_shared=train.clients is None or test is None or test.clients is None)
+    return data.with_test(is_test, is_shared=train.clients is None or owners is None)
 
 
 def labels_of_tensor(targets: Tensor) -> np.ndarray | None:
@@ -77,7 +78,7 @@ def number_classes(values: np.ndarray, classes: np.ndarray, where: str) -> np.nd
     Raises:
         ConfigurationError: A value is no class; ``where`` says whose.
     """
-    if values.dtype.kind != classes.dtype.kind and "U" in (values.dtype.kind, classes.dtype.kind):
+    if (values.dtype.kind == "U") != (classes.dtype.kind == "U"):
         raise ConfigurationError(f"{where}: found '{values[0]}', a value of another kind than in the training data")
     positions = np.searchsorted(classes, values).clip(max=len(classes) - 1)
     unknown = classes[positions] != values
@@ -127,14 +128,3 @@ def by_value(name: str) -> tuple[int, int, str]:
     """Return a sorting key of a name: whole numbers come first, by value, then all others in alphabetical order."""
     is_whole = name.isascii() and name.isdecimal()
     return (not is_whole, int(name) if is_whole else 0, name)
-
-
-def shorten(names: Sequence[str], limit: int = 10) -> str:
-    """Return a list of the first ``limit`` names, and how many more there are.
-
-    Example:
-        >>> shorten(["cat", "dog", "owl"], limit=2)
-        'cat, dog and 1 more'
-    """
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -152,7 +152,8 @@ def _draw_sizes(rng: np.random.Generator | np.random.RandomState, num_clients: i
     return np.floor(rng.lognormal(4, 2, num_clients)).astype(np.int64) + 50
 
 
-NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
+# Standard deviations
+NOISE, MEAN, MODEL, OUTLIER = 2.0**0.5, 0.5**0.5, 5.0**0.5, 50.0**0.5
 LAPLACE_SCALE = 0.5
 
 
@@ -215,19 +216,18 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         Returns:
             Inputs float32 ``(N, n, d)`` and targets float32 ``(N, n)``.
         """
-        noise, mean, model, outlier = (variance**0.5 for variance in (NOISE, MEAN, MODEL, OUTLIER))
-        center, other = rng.normal(0, model, self.dimension), rng.normal(0, outlier, self.dimension)
+        center, other = rng.normal(0, MODEL, self.dimension), rng.normal(0, OUTLIER, self.dimension)
         weights = rng.laplace(0, LAPLACE_SCALE, (self.num_clients, self.dimension))
         weights += center
         # Fed+ gives the last client a model of its own kind, around another w̄ of ten times the variance: an outlier
         # that one global model cannot fit.
         weights[-1] += other - center
-        means = rng.normal(0, mean, (self.num_clients, self.dimension)).astype(np.float32)
+        means = rng.normal(0, MEAN, (self.num_clients, self.dimension)).astype(np.float32)
         remainder = np.arange(1, self.dimension + 1) % 50
         scale = np.where(remainder == 0, 1, remainder) ** -0.55  # standard deviations: the variance is mod(j, 50)^-1.1
         inputs = rng.standard_normal((self.num_clients, self.samples_per_client, self.dimension), dtype=np.float32)
         inputs *= scale.astype(np.float32)
         inputs += means[:, None]
         targets = (inputs @ weights.astype(np.float32)[:, :, None])[:, :, 0]
-        targets += noise * rng.standard_normal(targets.shape, dtype=np.float32)
+        targets += NOISE * rng.standard_normal(targets.shape, dtype=np.float32)
         return inputs, targets

@@ -13,10 +13,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
-from .own_rows import Rows, by_value, check_columns, join_rows, number_classes, readable, shorten
+from .own_rows import Rows, by_value, check_columns, join_rows, number_classes, readable
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -14,6 +14,7 @@ from torchmetrics import MeanSquaredError
 from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.recordable import recordable
+from fedbc_lightning.core.text import shorten
 
 # Target of a position that is not predicted; it is torch's default ignore_index
 NOT_PREDICTED = -100
@@ -166,7 +167,7 @@ class Classifier(SupervisedModel):
         data = getattr(self.trainer, "datamodule", None)
         histogram, names = getattr(data, "label_histogram", lambda: None)(), getattr(data, "class_names", None)
         if histogram is not None and histogram.shape[1] > self.num_classes:
-            named = f" ({', '.join(names)})" if names else ""
+            named = f" ({shorten(names)})" if names else ""
             raise self._too_few_classes(f"the data has {histogram.shape[1]} classes{named}")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Text that comes from files, made fit for where it goes: a terminal, a cell of a CSV file, Markdown."""
+"""Text that comes from files, made fit for where it goes: a terminal, a cell of a CSV file, Markdown, a message."""
 
 from __future__ import annotations
 
 import html
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # What a terminal obeys instead of showing it, but for the end of a line and the tab: control characters, and marks that
@@ -52,3 +53,14 @@ class PrintableRecord(logging.LogRecord):
     def getMessage(self) -> str:  # noqa: N802 (logging's name)
         """Return the message."""
         return printable(super().getMessage())
+
+
+def shorten(names: Sequence[str], limit: int = 10) -> str:
+    """Return a list of the first ``limit`` names, and how many more there are.
+
+    Example:
+        >>> shorten(["cat", "dog", "owl"], limit=2)
+        'cat, dog and 1 more'
+    """
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -316,13 +316,17 @@ def refuse_splits(names: Iterable[str], where: str, advice: str) -> None:
 
 
 def class_names_of(data: Any) -> list[str] | None:
-    """Return ``classes``, names of classes 0, 1, ..., of a data module, a data set or the one below a ``Subset``."""
+    """Return ``classes``, names of classes 0, 1, ..., of a data module, a data set or the one below a ``Subset``.
+
+    The names are distinct, and fewer than the samples: else they are texts of samples, and the result is None.
+    """
     while isinstance(data, Subset):
         data = data.dataset
     names = getattr(data, "classes", None)
-    if not isinstance(names, (list, tuple)) or not names or not isinstance(names[0], str):  # also no class per sample
+    if not isinstance(names, (list, tuple)) or not names or not isinstance(names[0], str):
         return None
-    return list(names)
+    is_per_sample = len({*names}) < len(names) or (hasattr(data, "__len__") and len(names) >= len(data))
+    return None if is_per_sample else list(names)
 
 
 def labels_of_classes(num_classes: int, names: Sequence[str] | None, prefix: str = "") -> list[str]:

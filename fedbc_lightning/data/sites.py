@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedbc_lightning.core.checks import SHARE, at_least
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
 from fedbc_lightning.data.datasets import class_names_of, refuse_splits
 from fedbc_lightning.data.inner_modules import (
@@ -115,7 +116,7 @@ class SitesDataModule(FederatedDataModule):
             names = list(train)
         given = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
         lists: dict[str, Any] = {name: _in_order(value, names, f"data.{name}") for name, value in given.items()}
-        if not len(lists["train"]):
+        if not len(train):
             raise ConfigurationError("data.train: no site; give one or more")
         for name, listed in lists.items():
             if listed is not None and len(listed) != len(train):
@@ -129,7 +130,7 @@ class SitesDataModule(FederatedDataModule):
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
         self._sites: list[dict[str, Dataset | None]] | None = None
         self.stream_sizes = lists["sizes"]
-        texts = [] if names is None else [str(name) for name in names]
+        texts = self.client_names or []
         if len(set(texts)) < len(texts):
             raise ConfigurationError("data.names: a name is given twice; give each site its own")
         refuse_splits(texts, "data.names", NO_CLIENTS)
@@ -239,9 +240,10 @@ class SitesDataModule(FederatedDataModule):
         """Take over the names of the classes, or raise if another site means other classes by the same numbers."""
         found = class_names_of(dataset)
         self.classes = self.classes or found
-        if found not in (None, self.classes):
+        if found and self.classes and found != self.classes:
             raise ConfigurationError(
-                f"{where}: its classes are {found}, another site's {self.classes}; give all the same, in one order"
+                f"{where}: its classes are {shorten(found)}, another site's {shorten(self.classes)}; give all the "
+                "same, in one order"
             )
 
     def _take(self, loader: Any, split: str, where: str, client: int) -> Dataset | None:

@@ -139,7 +139,11 @@ class Pictures:
 
 
 def test_a_dict_of_data_is_fitted(tmp_path, caplog):
-    sites = {"Bern": Pictures(), "Oslo": DataLoader(TRAIN[1], batch_size=10, shuffle=True), "Rome": TRAIN[2]}
+    sites = {
+        "Bern": Pictures(),
+        "Oslo": DataLoader(TRAIN[1], batch_size=10, shuffle=True),
+        "Rome": Pictures("abcdefg", TRAIN[2]),
+    }  # a text per sample
     trainer = make_trainer(tmp_path, max_rounds=2, clients_per_round=1.0)
     result = trainer.fit(make_model(BoringModel), sites, FedAvg())
     assert result.partition["sizes"]["test"] == [4, 3, 1]
@@ -170,7 +174,7 @@ class Moving(Hospital):
         (lambda: SitesDataModule(TRAIN, {"Oslo": TEST[0]}), r"no site 'Oslo'; data.train has \[\], a mapping"),
         (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset, s"),
         (lambda: SitesDataModule({"a": Pictures("xy"), "b": Pictures("yx")}).setup(),
-         r"train\['b'\]: its classes are \['y', 'x'\], another site's \['x', 'y'\]"),
+         r"train\['b'\]: its classes are y, x, another site's x, y; give"),
         (lambda: SitesDataModule(TRAIN, TEST[0]), r"data\.test: got .*TensorDataset; give a list"),
         (lambda: SitesDataModule([Moving(0)]), "Moving has on_after_batch_transfer, .* define it in the LightningMod"),
         (lambda: SitesDataModule([Hospital(0), Hospital(1, 8)]).setup(), r"train\[1\]: .* its loader has batch_size=8"),
