@@ -67,8 +67,8 @@ class ImageFolderDataModule(IndexedDataModule):
         test: Use of the splits. With ``"split"`` the images of all are pooled, and ``test_fraction`` of each client's
             images are its test data. With ``"shared"`` the images of ``test`` (or of ``val`` if there is no ``test``)
             evaluate the global model and belong to no client; clients get all others. With ``"own"`` they are the test
-            data of the clients that have them. ``test_fraction`` counts for ``"split"`` alone. None is ``"own"`` where
-            images have a split and a client, else ``"split"``.
+            data of the clients that have them, and all others train. ``test_fraction`` counts for ``"split"`` alone.
+            None is ``"own"`` where images have a split and a client, else ``"split"``.
         layout: What the folders below ``root`` name, from the root on, e.g. ``[client, class]`` or ``[client, split,
             class]``; folders below these mean nothing. None is ``[class]``, or ``[split, class]`` if there is a folder
             ``train``; deeper folders are refused then.
@@ -132,7 +132,7 @@ class ImageFolderDataModule(IndexedDataModule):
         num_channels, height, width = self._read(paths[0]).shape
         counts = ", ".join(f"{name}/ ({count:,})" for name, count in Counter(splits).items() if name)
         use = "tests the clients" if self.test != "shared" else "evaluates the global model"
-        fate = f"{own_test}/ {use}" if own_test else "all are pooled (data.test: split)"
+        fate = f"{own_test}/ {use}, all others train" if own_test else "all are pooled (data.test: split)"
         owners = sorted(set(clients or ()), key=by_value)
         kinds = f"classes of {len(owners):,} clients ({shorten(owners)})" if owners else "classes"
         rank_zero_info(

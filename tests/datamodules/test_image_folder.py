@@ -63,7 +63,7 @@ def test_the_folders_own_test_images_are_kept(tmp_path, caplog):
         data = ready(ImageFolderDataModule(str(tmp_path), IID(2), test="shared"))
         assert len(ready(ImageFolderDataModule(str(tmp_path), IID(2))).source) == 30
     found = "; of train/ (13), val/ (10), test/ (7) "
-    assert f"{found}test/ evaluates the global model\n" in caplog.text
+    assert f"{found}test/ evaluates the global model, all others train\n" in caplog.text
     assert f"{found}all are pooled (data.test: split)\n" in caplog.text
     assert (data.num_samples("train").sum(), len(data.source)) == (23, 23)
     marks = [
@@ -177,7 +177,7 @@ def test_split_folders_of_sites_are_their_own(tmp_path, caplog):
     layout = ["client", "split", "class"]
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(sites(tmp_path, "train", "test"), layout=layout))
-    assert "of train/ (30), test/ (30) test/ tests the clients" in caplog.text
+    assert "of train/ (30), test/ (30) test/ tests the clients, all others train" in caplog.text
     assert data.num_samples("train").tolist() == data.num_samples("test").tolist() == [15, 15]
     pooled = ready(ImageFolderDataModule(tmp_path, layout=layout, test="split", test_fraction=0.4))
     assert pooled.num_samples("test").tolist() == [12, 12]
