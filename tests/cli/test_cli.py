@@ -124,6 +124,14 @@ def test_two_processes_are_started_and_speak_once(project):
     done = run_fresh(["-m", "fedbc_lightning", *FIT, *words], project)  # how it ends counts, too
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("Run folder:  runs/tiny/FedAvg-0") == 1
+    assert "error" not in done.stderr
+    assert run_cli(*FIT) == 0
+    states = [
+        torch.load(project / f"runs/tiny/{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for k in ("FedAvg-0", "FedAvg-0-1")
+    ]
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-6, atol=0)
 
 
 def test_what_a_terminal_cannot_show_is_escaped_but_never_in_a_config(monkeypatch):
@@ -142,6 +150,14 @@ def test_what_a_terminal_cannot_show_is_escaped_but_never_in_a_config(monkeypatc
 
 
 # what is built
+
+
+def test_classes_by_short_name_and_keys_on_the_command_line(project, calls):
+    words = ("--algorithm", "FedProx", "--algorithm.mu", "0.5", "--model", "MLP", "--model.hidden", "7")
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
+    assert (type(calls[0]["algorithm"]).__name__, calls[0]["algorithm"].mu) == ("FedProx", 0.5)
+    assert calls[0]["model"].hparams["hidden"] == 7
+    assert type(calls[0]["datamodule"]).__name__ == "TinyData"
 
 
 @pytest.mark.parametrize("words", [["--algorithm", "fed_prox"], ["--algorithm=FEDPROX"], ["--config", "over.yaml"]])
@@ -238,6 +254,8 @@ def test_the_checkpoint_of_a_flag_wins_over_no_config(project, calls):
         path.write_text(signed(Path("tiny.yaml").read_text()))
     assert run_cli("validate", f"--ckpt_path={RUN}") == 0
     assert calls[0]["ckpt_path"] == str(RUN / "checkpoints/last.ckpt")
+    assert run_cli("fit", "--config", "tiny.yaml", "--ckpt_path", "last") == 0
+    assert calls[1]["ckpt_path"] == "last"
 
 
 def test_a_project_may_have_a_command_line_of_its_own(project, monkeypatch):
@@ -248,9 +266,17 @@ def test_a_project_may_have_a_command_line_of_its_own(project, monkeypatch):
     words = ["--trainer.max_rounds=3", "--algorithm=FedAvg", "--model.num_features=4", "--data.num_clients=5"]
     cli = FederatedCLI(LogisticRegression, TinyData, args=words, run=False)
     assert (cli.trainer.max_rounds, cli.datamodule.num_clients) == (3, 5)
+    assert cli.model.hparams["num_features"] == 4
 
 
 # what is printed
+
+
+def test_print_config_is_a_config(project, calls, capsys):
+    assert run_cli("fit", "--config", "tiny.yaml", "--print_config") == 0
+    Path("printed.yaml").write_text(capsys.readouterr().out)
+    assert run_cli("fit", "--config", "printed.yaml") == 0
+    assert calls[0]["trainer"].max_rounds == 2
 
 
 @pytest.mark.parametrize(
@@ -259,6 +285,7 @@ def test_a_project_may_have_a_command_line_of_its_own(project, monkeypatch):
         (["configs"], "  studies/digits.yaml "),
         (["--version"], "fedbc-cli "),
         (["fit", "--help", "all"], "--trainer.checkpoint_every_n_rounds"),
+        (["fit", "--algorithm.help", "FedBC"], "--algorithm.dual_lr"),
     ],
 )
 def test_help(words, said, capsys):
@@ -305,6 +332,7 @@ def test_the_help_of_an_algorithm_is_its_docstring_and_its_options(project, monk
     text = " ".join(" ".join(lines).split())
     assert "however wide it may be, e.g. μ ‖w − z‖² [n]." in text
     assert 'μ ≥ 0, or "auto". (type: float, default: 0.5)' in text
+    assert "--algorithm.more" in text
     assert "--algorithm.weighting {samples,uniform}" in text
     titles = [line for line in lines if line.istitle() and not line.startswith(" ")]
     assert titles == ["Problem:", "Update:", "Raises:"]
@@ -345,6 +373,7 @@ def test_the_list_of_server_parts_has_those_that_a_config_can_hold(monkeypatch, 
     ("words", "said"),
     [
         (["--algorithm", "pFedMe"], "pFedMe · LogisticRegression"),
+        (["--config", "algorithms/coordinate_median.yaml"], "FedAvg + CoordinateMedian · "),
         (
             ["--config", "algorithms/composed.yaml"],
             "Composed: ProximalTerm, ProximalTerm, DualAscent, WeightedAverage(GeometricMedian), ServerAdaptive · ",

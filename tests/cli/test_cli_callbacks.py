@@ -15,9 +15,10 @@ RUN = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1", "--trainer
         ["--trainer.callbacks+", "Timer", "--trainer.callbacks.duration", "00:01:00:00"],
         ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "csv"],
         ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "train_loss"],
+        ["--trainer.callbacks+", "RoundCheckpoint", "--trainer.callbacks.monitor", "loss/global"],
         ["--trainer.callbacks", "ByzantineClients", "--trainer.callbacks.fraction", "0.3"],
     ],
-    ids=["Timer", "CSVLogger", "EarlyStopping", "ByzantineClients"],
+    ids=["Timer", "CSVLogger", "EarlyStopping", "RoundCheckpoint", "ByzantineClients"],
 )
 def test_short_names_run_and_the_saved_config_runs_again(more, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -33,4 +34,5 @@ def test_the_list_of_callbacks_has_ours_and_none_that_is_refused(capsys):
         main(["fit", "--trainer.callbacks.help"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert names[:4] == ["AggregationMoves", "ByzantineClients", "RoundCheckpoint", "RoundProgressBar"]
+    assert {"EarlyStopping", "Timer"} <= set(names)
     assert not {"SaveRunConfig", "ModelCheckpoint", "LearningRateMonitor", "Checkpoint"} & set(names)
