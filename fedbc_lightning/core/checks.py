@@ -123,7 +123,8 @@ class Checked:
 
         @wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            known = dict.fromkeys(chain(*(_names(base.__init__) for base in type(self).__mro__)))  # type: ignore[misc]
+            bases = [_names(base.__init__) for base in type(self).__mro__]  # type: ignore[misc]
+            known = dict.fromkeys(chain(*bases, own))  # somebody may have replaced an __init__
             taken = known if has_others else own
             for name in [name for name in given if name not in taken]:  # Python's own message would name a base class
                 meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
