@@ -76,4 +76,4 @@ def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
                 cls(**{"dual_lr": 1.0, name: -7} if issubclass(cls, FedBC) else {name: -7})
             except ConfigurationError as error:
                 is_told = f"{name}: " in str(error) or "pip install" in str(error)  # of an extra that is not there
-                assert is_told or name == "devices"  # noqa: PT017
+                assert is_told or name == "devices"
