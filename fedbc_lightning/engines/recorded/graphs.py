@@ -29,10 +29,10 @@ def capture(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
         Exception: The GPU is waited for inside, numbers are drawn on the CPU, or CUDA cannot capture it for another
             reason.
     """
-    collects = gc.isenabled()
-    gc.disable()  # a graph that is freed meanwhile would break off the capture
     space, now = _space(device), torch.cuda.current_stream(device)
     space.stream.wait_stream(now)
+    collects = gc.isenabled()
+    gc.disable()  # a graph that is freed meanwhile would break off the capture
     try:
         with torch.cuda.stream(space.stream):
             with NoDrawsOnCPU():
@@ -52,7 +52,7 @@ def capture(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
 
 class _BrokenOffError(Exception):
     def __init__(self, graph: torch.cuda.CUDAGraph, why: Exception) -> None:
-        super().__init__(str(why))
+        super().__init__(why)
         self.graph, self.why = graph, why
 
 

@@ -146,8 +146,8 @@ class StepGraphs:
         mine = self._terms.get(form)
         if mine is None:
             mine = self._terms[form] = [copy.copy(term) for term in terms]
-            for own, term in zip(mine, terms, strict=True):
-                vars(own).update({name: getattr(term, name).clone() for name in term.varying})
+            for own in mine:
+                vars(own).update({name: getattr(own, name).clone() for name in own.varying})
         for own, term in zip(mine, terms, strict=True):
             foreach_copy(
                 [getattr(own, name) for name in term.varying], tuple(getattr(term, name) for name in term.varying)
@@ -158,9 +158,10 @@ class StepGraphs:
         """Return the graph of the steps that come, or None if they are replayed operation by operation."""
         if not self.is_on:
             return None
-        sgd = self._rows.optimizer.graphed
-        key = sgd and sgd.settle(), step.graph_form(), _form(step.terms)
-        if None in key:
+        form, sgd = (step.graph_form(), _form(step.terms)), self._rows.optimizer.graphed
+        # Only where there can be a graph do momentum and rates go into its memory.
+        key = sgd.settle() if sgd and None not in form else None, form
+        if key[0] is None:
             return None
         if key not in recording.graphs:
             if len(recording.graphs) >= MAX_GRAPHS:
