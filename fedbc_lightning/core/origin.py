@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections import defaultdict
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.machinery import PathFinder
-from importlib.util import find_spec, resolve_name
+from importlib.util import find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
-from reprlib import Repr
-from textwrap import dedent
-from types import FunctionType, ModuleType
+from symtable import SymbolTable, symtable
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
@@ -26,10 +23,11 @@ INSTALLED = {"site-packages", "dist-packages"}
 """Folders into which packages are installed."""
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
 """Where an object lies in memory, as ``repr`` says of many; it changes from process to process."""
-SORTED = Repr()
-"""``repr`` that sorts sets, whose order changes from process to process, and cuts what is very long."""
-for most in ("maxdict", "maxlist", "maxtuple", "maxset", "maxfrozenset", "maxother", "maxstring"):
-    setattr(SORTED, most, 10_000)
+DOTTED = re.compile(r"(?<![\w.])[^\W\d]\w*(?:\.\w+)*")
+"""Names in Python, each with all that follows its dots."""
+IMPORTS = re.compile(r"^\s*(?:from|import) .*", re.MULTILINE)
+"""Imports, in code as ``ast.unparse`` writes it: what they import counts where it is used."""
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def is_ours(part: Any) -> bool:
@@ -48,11 +46,9 @@ def code_hash() -> str:
 
     An installed package and its source tree have the same hash.
     """
-    files = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*.py")}
-    for name in ("models", "datamodules"):  # in a source tree, these stand beside the package
-        if not (FOLDER / name).is_dir():
-            beside = FOLDER.parent
-            files |= {path.relative_to(beside).as_posix(): path for path in (beside / name).rglob("*.py")}
+    beside = FOLDER if (FOLDER / "models").is_dir() else FOLDER.parent  # in a source tree, two stand beside the package
+    places = ((FOLDER, "."), (beside, "models"), (beside, "datamodules"))
+    files = {path.relative_to(top).as_posix(): path for top, name in places for path in (top / name).rglob("*.py")}
     found = sha256()
     # Sorted, and with the names in the hash: file systems list in any order, and a renamed module is other code.
     for name in sorted(files):
@@ -64,101 +60,100 @@ def code_hash() -> str:
 def source_hash(kind: type) -> str:
     """Return 12 digits of a hash of the code of a class: itself, its bases, and what it names.
 
-    Of functions and classes of the user's that is their code again, also where a value holds or wraps them, of
-    installed ones their name, because packages have versions, and of other values what ``repr`` says, with the
-    attributes of a loss or metric: one that is another at each start counts as changed. Of the user's modules
-    that a function imports as it runs it is the code of the whole file, and they are not imported for this. Comments,
-    docstrings and line breaks do not count. It is empty for code without a source, such as a class that was typed at a
-    prompt.
+    Of functions, classes and values of the user's that is the text that makes them, wherever it stands, and what that
+    names in turn; of what others wrote it is the name, because packages have versions. Code is read, and neither run
+    nor imported for this: a value that is another at each start has one text. Comments, docstrings and line breaks do
+    not count. What no text names is not found, such as a module or an entry of a table whose name is computed. It is
+    empty for code without a source, such as a class that was typed at a prompt.
 
     Example:
         >>> source_hash(dict)
         ''
     """
-    waiting, found = list[Any](kind.__mro__), dict[Any, str]()
-    packages = dict[Path, str]()
+    modules, seen, found = _Modules(), set[Any](), set[str]()
+    waiting: list[Any] = [(base.__module__, (base.__name__,)) for base in kind.__mro__ if modules[base.__module__]]
     while waiting:
-        part = waiting.pop()
-        with suppress(Exception):  # sources may be missing, and in the place of a module may be anything
-            if part in found or not (part in packages or _is_users(part)):
-                continue
-            tree = ast.parse(part.read_bytes() if part in packages else dedent(inspect.getsource(part)))
-            found[part] = _dumped(tree)
-            module = None if part in packages else sys.modules[part.__module__]
-            inside = _imported_files(tree, packages[part] if module is None else module.__package__ or "")
-            packages |= inside
-            waiting += inside
-            for named, value in _named_values(tree, {} if module is None else vars(module)):
-                with suppress(Exception):
-                    held = value.values() if isinstance(value, dict) else (value, getattr(value, "func", value))
-                    for code in (getattr(each, "__wrapped__", each) for each in held):
-                        kind = code if isinstance(code, type) else type(code)
-                        waiting += [code] if isinstance(code, FunctionType) else kind.__mro__
-                    found[part, named] = f"{named} = {_told(value)}"
-    return sha256(repr(sorted(found.values())).encode()).hexdigest()[:12] if found else ""
+        where, path = part = waiting.pop()
+        makers = modules[where]
+        if part in seen:
+            continue
+        seen.add(part)
+        if isinstance(path, ast.AST):
+            with suppress(RecursionError):
+                text = ast.unparse(path)
+                found.add(text)
+                names = _global_names(symtable(text, "", "exec"))
+                paths = [tuple(name.split(".")) for name in DOTTED.findall(IMPORTS.sub("", text))]
+                waiting += [(where, path) for path in paths if path[0] in names]
+        elif makers is None:
+            found.add(repr(part))
+        elif path and modules[inner := f"{where}.{path[0]}"]:
+            waiting.append((inner, path[1:]))
+        else:
+            own = makers.get("".join(path[:1]), [(star, path[:1]) for star, _ in makers["*"]])
+            waiting += [(x[0], x[1] + path[1:]) if isinstance(x, tuple) else (where, x) for x in own]
+    return sha256(repr(sorted(found)).encode()).hexdigest()[:12] if found else ""
 
 
-def _told(value: Any) -> str:
-    """Return the name of a module, function or class, and what ``repr`` says of another value."""
-    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
-    if isinstance(name, str):
-        return name
-    attributes = vars(value) if hasattr(value, "state_dict") else {}  # a loss does not show its arguments
-    return ADDRESS.sub("", SORTED.repr((value, attributes)))
+class _Modules(dict[str, Any]):
+    """Modules of the user's by their names, each with what makes its names; None for those of others."""
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = None
+        with suppress(Exception):  # there may be no source, and whoever finds modules may raise anything
+            spec = _spec(name)
+            file = Path(spec.origin or "")  # a folder without an __init__.py has none
+            is_known = file.is_relative_to(STANDARD_LIBRARY) or name.partition(".")[0] == PACKAGE
+            if not (is_known or INSTALLED.intersection(file.parts)):
+                self[name] = _makers(spec.loader.get_data(spec.origin) if spec.origin else b"", spec.parent)
+        return self[name]
 
 
-def _imported_files(tree: ast.AST, package: str) -> dict[Path, str]:
-    """Return the files of the user's modules that a syntax tree imports, with the packages that they belong to."""
-    names = list[str]()
+def _spec(name: str) -> Any:
+    """Find a module; neither it nor the packages above it are imported for this."""
+    above, _, own = name.rpartition(".")
+    module = sys.modules.get(name)
+    if module and not module.__spec__:  # a script
+        return spec_from_file_location(name, module.__file__)
+    if module or not above:
+        return find_spec(name)
+    spec: Any = PathFinder.find_spec(own, _spec(above).submodule_search_locations or [])
+    spec.name = name
+    return spec
+
+
+@lru_cache
+def _makers(source: bytes, package: str) -> dict[str, list[Any]]:
+    """Return what makes each name in a file: syntax trees, or the module and name that it is in there.
+
+    The whole file has an empty name.
+    """
+    tree, makers = ast.parse(source), defaultdict[str, list[Any]](list)
+    makers[""] = [tree]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.ClassDef):
+            makers[node.name].append(node)  # also one that a function makes
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                makers[name].append((alias.name if alias.asname else name, ()))
         elif isinstance(node, ast.ImportFrom):
             with suppress(ImportError):  # too many dots
-                name = resolve_name("." * node.level + (node.module or ""), package)
-                names += [name, *(f"{name}.{alias.name}" for alias in node.names)]
-    found = dict[Path, str]()
-    for name in names:
-        with suppress(Exception):  # there may be no such file, and whoever finds modules may raise anything
-            own, *below = name.split(".")
-            spec: Any = find_spec(own)
-            for own in below:  # without the packages above it, which would be imported for this
-                spec = PathFinder.find_spec(own, spec.submodule_search_locations or [])
-            if spec.origin.endswith(".py") and _is_users_file(spec.origin):
-                found[Path(spec.origin)] = name if spec.submodule_search_locations else name.rpartition(".")[0]
-    return found
+                where = resolve_name("." * node.level + (node.module or ""), package)
+                for alias in node.names:
+                    makers[alias.asname or alias.name].append((where, (alias.name,)))
+    for node in tree.body:
+        for part in [node] if isinstance(node, DEFINITIONS) else ast.walk(node):
+            if isinstance(part, DEFINITIONS):
+                makers[part.name].append(node)
+            elif isinstance(getattr(part, "ctx", None), ast.Store):  # of table["a"] = 1 it is the table
+                makers[re.split(r"\W", ast.unparse(part))[0]].append(node)
+    return makers
 
 
-def _is_users(part: Any) -> bool:
-    module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
-    if module is None or (module is not part and is_ours(part)) or module.__name__ in sys.builtin_module_names:
-        return False
-    return _is_users_file(getattr(module, "__file__", None) or "a notebook")
-
-
-def _is_users_file(name: str) -> bool:
-    file = Path(name)
-    is_known = file.is_relative_to(STANDARD_LIBRARY) or file.is_relative_to(FOLDER)
-    return not (is_known or INSTALLED.intersection(file.parts))
-
-
-def _dumped(tree: ast.AST) -> str:
-    """Return a syntax tree as text, without docstrings."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
-            node.body = node.body[1:]
-    return ast.dump(tree)
-
-
-def _named_values(tree: ast.AST, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names in a syntax tree, also those behind modules and dots, with the values that they have outside."""
-    for node in ast.walk(tree):
-        path = ast.unparse(node).split(".") if isinstance(node, (ast.Name, ast.Attribute)) else [""]
-        if path[0] in known:
-            value = known[path[0]]
-            for name in path[1:]:
-                # What libraries hold is no code of the user's, and may differ between starts: os.environ, sys.argv.
-                is_users = isinstance(value, ModuleType) and _is_users(value)
-                value = vars(value).get(name) if is_users else None
-            if value is not None:
-                yield ".".join(path), value
+def _global_names(table: SymbolTable) -> set[str]:
+    """Return the names in some code that are not its own."""
+    found = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() or symbol.is_imported()}
+    return found.union(*map(_global_names, table.get_children()))

@@ -116,16 +116,23 @@ FILES = {
     "inner/net.py": """\
 import lazy
 from .made import *
-from .constants import scale
+from .constants import scale, start
 
 class Net:
     def step(self, trainer):
         from .steps import act, os
         import far.away.below
-        return act(lazy.heavy.x, scale, cached, partly, called, table["a"], asks)
+        return act(lazy.heavy.x, scale, cached, partly, called, table["a"], asks, far.away.below.steep, start)
+
+trainer = 19
 """,
     "inner/steps.py": "import nowhere_at_all\ndef act(*a):\n    return a, 10\n",
-    "inner/constants.py": "scale = 11\nother = 12\n",
+    "inner/constants.py": """\
+import os, time
+scale = 11
+other = 12
+start = time.time(), os.getpid(), os.path.abspath(__file__), object(), 20
+""",
     "inner/made.py": """\
 from functools import lru_cache, partial
 @lru_cache
@@ -141,12 +148,12 @@ table["a"] = lambda x: x + 17
 """,
     "lazy/__init__.py": "def __getattr__(name):\n    raise ImportError(name)\n",
     "far/__init__.py": "raise SystemExit\n",
-    "far/away/below.py": "def steep(x): return x + 18\n",  # in a folder without an __init__.py
+    "far/away/below.py": "def steep(x): return x + 18\ndef flat(x): 21\n",  # in a folder without an __init__.py
 }
 
 
 def test_all_code_that_a_class_names_counts_and_none_is_run(tmp_path, monkeypatch):
-    """The same files lie in a folder for each change, as on other machines."""
+    """The same files lie in a folder for each change, as on other machines, and a value is another at each start."""
 
     def hash_of(change):
         folder = tmp_path / content_hash(change)
@@ -163,7 +170,7 @@ def test_all_code_that_a_class_names_counts_and_none_is_run(tmp_path, monkeypatc
         return found
 
     first = hash_of("nothing")
-    assert [k for k in range(10, 19) if hash_of(f"{k}") == first] == [12]
+    assert [k for k in range(10, 22) if hash_of(f"{k}") == first] == [12, 19, 21]
 
 
 def smoothed(smoothing):
