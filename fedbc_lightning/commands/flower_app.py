@@ -82,7 +82,7 @@ def client_app(file: str) -> Any:
             is_plain = isinstance(error, ConfigurationError)
             said = one_line(error) if is_plain else f"{type(error).__name__}: {one_line(error)}"
             print(said if is_plain else report(error), file=sys.stderr)
-            parts = {"error": " ".join(said.split()).rstrip(".").encode()}
+            parts = {"error": said.encode()}
         return Message(content_of(parts), reply_to=message)
 
     return app

@@ -55,7 +55,7 @@ class PrintableRecord(logging.LogRecord):
         return printable(super().getMessage())
 
 
-def shorten(names: Sequence[str], limit: int = 10) -> str:
+def shorten(names: Sequence[Any], limit: int = 10) -> str:
     """Return a list of the first ``limit`` names, and how many more there are.
 
     Example:
@@ -63,4 +63,4 @@ def shorten(names: Sequence[str], limit: int = 10) -> str:
         'cat, dog and 1 more'
     """
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(map(str, names[:limit])) + more

@@ -15,6 +15,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, Checked, at_least
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data.datasets import (
     as_arrays,
     augment_of,
@@ -372,11 +373,10 @@ class FederatedDataModule(Checked, OuterDataModule):
         # The clients that are held out are asked for because of their checks alone.
         sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
-            empty, names = np.flatnonzero(sizes == 0), self.client_names
-            name = f" ({names[empty[0]]!r})" if names else ""
-            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+            names = self.client_names
+            empty = [f"{k} ({names[k]!r})" if names else k for k in np.flatnonzero(sizes == 0)]
             raise ConfigurationError(
-                f"data: client {empty[0]}{name}{more} has no training samples; give it some, leave "
+                f"data: client {shorten(empty, 1)} has no training samples; give it some, leave "
                 "it out, or partition with a larger min_samples"
             )
         if self.drop_last and sizes.min() < self.batch_size:

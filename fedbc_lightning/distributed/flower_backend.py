@@ -23,6 +23,8 @@ CRASHED = 8
 """Flower's code for a SuperNode's process that ended, or did not start in 30 seconds, as on a busy machine."""
 SECONDS_OF_WAIT = 0.1
 """Seconds between two looks for answers."""
+MOST_CHARACTERS = 500
+"""Most characters that are read of what a SuperNode says for people."""
 
 
 class _Sent(NamedTuple):
@@ -160,7 +162,7 @@ class Flower(Backend):
             log.warning(f"SuperNode {node} does not tell which client it is, and is asked again: {answer.reason}.")
             return
         self._known.add(node)
-        names, said = [*(self._names() or ())], answer.decode(errors="replace")
+        names, said = [*(self._names() or ())], answer[:MOST_CHARACTERS].decode(errors="replace")
         if not (said in names or said.isdecimal()):
             known = f"one of {', '.join(names)}, or " if names else ""
             log.warning(
@@ -176,10 +178,14 @@ class Flower(Backend):
 
 def _answer_in(reply: Any) -> bytes | Lost:
     """Return what a SuperNode has answered, or why it has not, in one line."""
-    if reply.has_error():
-        return Lost(" ".join(str(reply.error.reason or f"error {reply.error.code} of Flower").split()).rstrip("."))
     try:
-        parts = parts_of(reply.content)
-        return parts["up"] if "up" in parts else Lost(parts["error"].decode(errors="replace"))
+        if reply.has_error():
+            said = str(reply.error.reason or f"error {reply.error.code} of Flower")
+        else:
+            parts = parts_of(reply.content)
+            if "up" in parts:
+                return parts["up"]
+            said = parts["error"].decode(errors="replace")
     except Exception:  # whatever a stranger sends
-        return Lost("it has sent a message of another program")
+        said = "it has sent a message of another program"
+    return Lost(" ".join(said[:MOST_CHARACTERS].split()).rstrip("."))

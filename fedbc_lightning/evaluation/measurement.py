@@ -21,7 +21,8 @@ from fedbc_lightning.local import FineTuning
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.layout import is_same
 
-# A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data
+MODELS = ("global", "local", "finetuned")
+# One of these models and the client on whose data it is evaluated; -1 is the pooled data
 Task = tuple[str, int]
 # Values of tasks by name
 Results = dict[Task, dict[str, float]]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.storable import plain_copy
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import put_plain_attributes
@@ -103,11 +104,10 @@ def with_frozen_parameters(
     here = federation.layout.frozen.hashes()
     differ = [name for name in {**hashes, **here} if hashes.get(name) != here.get(name)]
     if differ:
-        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
         raise ConfigurationError(
-            f"ckpt_path: '{path}' was trained beside other frozen weights: '{differ[0]}'{more} (requires_grad=False), "
-            "of which it holds hashes only. Make the model as it was made then: from the same pretrained weights, or "
-            "with the same seed before it is made."
+            f"ckpt_path: '{path}' was trained beside other frozen weights: {shorten([*map(repr, differ)], 1)} "
+            "(requires_grad=False), of which it holds hashes only. Make the model as it was made then: from the same "
+            "pretrained weights, or with the same seed before it is made."
         )
     return {**federation.layout.large_frozen(), **module_state}
 

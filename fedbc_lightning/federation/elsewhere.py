@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from fedbc_lightning.federation.agreement import EVALUATED, form, values_for_cli
 from fedbc_lightning.federation.expected import check_answer, fits
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
-from fedbc_lightning.federation.messages import Answer, Down, MessageError, MessageHash, RoundStart, Up, decode, encode
+from fedbc_lightning.federation.messages import Answer, Down, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.state import Cohort
 from fedbc_lightning.state.cohort import LocalResult
@@ -70,7 +71,7 @@ class Elsewhere:
         with federation.channel.received(server, received):
             begun = self._start("train", server.round, values_for_clients(federation), server.sampled, server.ids)
         start, groups = encode(begun), self._groups(participants)
-        started, asks = MessageHash(start), [self._ask(group, participants) for group in groups]
+        started, asks = sha256(start), [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         progress = federation.bench.work
         progress.start_round(len(server.ids))
@@ -130,7 +131,7 @@ class Elsewhere:
                 down = Down(group, [], None, **state, best_metrics=best)
                 asks.append(Ask(group, int(sizes[group].sum()), encode(down)))
         begun = encode(start)
-        started, answers = MessageHash(begun), self._backend.work(begun, asks) if asks else ()
+        started, answers = sha256(begun), self._backend.work(begun, asks) if asks else ()
         for index, answer in in_order(answers, asks, f"round {round}"):
             measured = self._read(messages.Measured, asks[index], answer, round, started)
             if measured is not None:
@@ -189,14 +190,12 @@ class Elsewhere:
                 most = math.ceil(max(map(len, cohorts), default=1) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
-    def _read(
-        self, kind: type[Answer], ask: Ask, answer: bytes | Lost, round: int, started: MessageHash
-    ) -> Answer | None:
+    def _read(self, kind: type[Answer], ask: Ask, answer: bytes | Lost, round: int, started: Any) -> Answer | None:
         """Return the message that a backend has brought, or say why it is not used."""
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)
-            answers = started.then(ask.down)
+            answers = messages.hash_of(ask.down, started)
             return decode(answer, kind, lambda found: check_answer(found, answers, ask.clients, self._federation))
         except MessageError as error:
             self._refuse(round, ask, str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedbc_lightning.core.metric_names import are_names
 from fedbc_lightning.data.datamodule import POOLED, SPLITS
 from fedbc_lightning.engines.choice import Kind
+from fedbc_lightning.evaluation.measurement import MODELS
 from fedbc_lightning.federation.agreement import EVALUATED, values_for_clients
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
@@ -19,6 +21,11 @@ from fedbc_lightning.federation.messages import Down, Facts, Measured, MessageEr
 
 # Most samples of a split of which a client may tell; the server keeps a number for each
 MOST_SAMPLES = 10**8
+
+# Most classes of which a client may tell; the server keeps a number for each class of all clients
+MOST_CLASSES = 10**6
+# Largest finite number: its square, as means and spreads have it, is finite
+LARGEST = 1e154
 
 Predicate = Callable[[Any], bool]
 
@@ -37,8 +44,8 @@ def fits(value: Any, kind: Any) -> bool:
 
     Args:
         value: The value; a tensor that is still to be made may stand on the device ``meta``.
-        kind: A type, where an integer is one from 0 on, a predicate, or an equal value; a tuple of kinds: one of them,
-            () nothing.
+        kind: A type, where an integer is one from 0 on and a float NaN, infinite or at most :data:`LARGEST`, a
+            predicate, or an equal value; a tuple of kinds: one of them, () nothing.
 
     Example:
         >>> fits([1, 2], each(int)), fits([1, True], each(int)), fits({"a": -1.0}, named({"a": (float, int)}, "a"))
@@ -49,7 +56,8 @@ def fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, type):
         # True is an int in Python, and no number here; a subclass such as a Parameter cannot come from bytes.
         is_one = type(value) is kind
-        return is_one and (kind is not int or 0 <= value < 2**63)
+        is_large = kind is float and is_one and LARGEST < abs(value) < math.inf
+        return is_one and not is_large and (kind is not int or 0 <= value < 2**63)
     return bool(kind(value)) if callable(kind) else repr(value) == repr(kind)
 
 
@@ -92,9 +100,9 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
     """
     _check(found, {"answers": answers})
     if isinstance(found, Measured):
-        values, task = _logged({}), each((str, _one_of(clients)), 2)
-        tasks = named(lambda name: values if isinstance(name, tuple) and fits([*name], task) else ())
-        _check(found, {"results": named({"test": tasks, "val": tasks}), "best_metrics": _best_metrics(clients)})
+        tasks = named(dict.fromkeys(product(MODELS, clients), _logged({})))
+        best = _best_metrics(clients, federation)
+        _check(found, {"results": named({"test": tasks, "val": tasks}), "best_metrics": best})
         return
     layout, server, store, number = federation.layout, federation.server, federation.clients, len(clients)
     _check(found, {"written": each(_one_of(_buffers(federation, layout.places).difference(layout.changing)))})
@@ -125,7 +133,7 @@ def check_facts(facts: Facts, client: int) -> None:
     """
 
     def is_counts(value: Any) -> bool:
-        return fits(value, each(int)) and len(value) > 0 and sum(value) <= MOST_SAMPLES
+        return fits(value, each(int)) and 0 < len(value) <= MOST_CLASSES and sum(value) <= MOST_SAMPLES
 
     _check(facts, {"clients": [client], "counts": each(named(dict.fromkeys(SPLITS, is_counts), SPLITS), 1)})
 
@@ -190,7 +198,8 @@ def check_down(down: Down, federation: Federation, task: str | None) -> None:
     _check(down, {
         "positions": each(_one_of(range(federation.datamodule.num_clients)), number if task == "train" else 0),
         "local": (None, named(epochs, epochs), named(steps, steps)),
-        "scalars": named(scalars, scalars), "rows": named(rows, rows), "best_metrics": _best_metrics(down.clients),
+        "scalars": named(scalars, scalars), "rows": named(rows, rows),
+        "best_metrics": _best_metrics(down.clients, federation),
         "taken": each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0),
     })  # fmt: skip
 
@@ -253,6 +262,8 @@ def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
     return {name: kind_of(name) for name in ([] if TAKEN in store.names else store.vector_names)}
 
 
-def _best_metrics(clients: list[int]) -> Predicate:
-    names, held = [*map(str, clients)], each((None, each(NUMBER)))
-    return named(lambda key: held if isinstance(key, str) and key.rpartition(" ")[2] in names else ())
+def _best_metrics(clients: list[int], federation: Federation) -> Predicate:
+    sizes = federation.user.best_metrics.sizes
+    held = (None, *(each(NUMBER, size) for size in sizes))
+    keys = (" ".join(map(str, key)) for key in product(("test", "val"), MODELS, clients))
+    return named(dict.fromkeys(keys, each(held, len(sizes))))

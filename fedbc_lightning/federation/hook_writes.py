@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation import checkpoint_content
@@ -225,10 +226,9 @@ def beginning_again(
         # In the module's order, whichever process has found the first of them.
         federation.take_as_buffers([mark.name for mark in layout.frozen.marks if mark.name in error.names])
         federation.load_global()
-        more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
         rank_zero_info(
-            f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
-            "networks do: they travel as buffers do (trainer.buffers), and the round begins again."
+            f"model: training writes {shorten([*map(repr, error.names)], 1)}, which have requires_grad=False, as "
+            "momentum and teacher networks do: they travel as buffers do (trainer.buffers), and the round begins again."
         )
     yield
     before = layout.weights()

@@ -19,6 +19,7 @@ from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.private_torch import FLAT_WEIGHTS
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.storable import plain_values
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.kept_optimizers import kept_by
@@ -70,8 +71,7 @@ def check_isolation(federation: Federation) -> None:
 
 
 def _text(federation: Federation, client: int, other: int, what: str, changed: list[str], partial: list[str]) -> str:
-    shown = changed or partial
-    names = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    names = shorten(changed or partial, 3)
     but = f", but {names} cannot be compared: look there, and" if partial else ": look"
     cause = (
         f"while they trained, {names} changed, which is neither parameter nor buffer: set it anew in on_client_start, "

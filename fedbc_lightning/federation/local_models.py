@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.engines.base import no_kept_parameters
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.user_methods import checked_model
@@ -34,10 +35,10 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
             "leave out heldout_clients or trainer.local_parameters."
         )
     names = [entry.name for entry in layout.kept_entries]
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     rank_zero_info(
         f"trainer.local_parameters: {layout.num_kept:,} of {layout.num_parameters + layout.num_kept:,} parameters stay "
-        f"with each client ({shown}). No model is everyone's, so there is no accuracy/global: judge by accuracy/local."
+        f"with each client ({shorten(names, 4)}). No model is everyone's, so there is no accuracy/global: judge by "
+        "accuracy/local."
     )
 
 

@@ -294,26 +294,16 @@ def _outline(way: str, parts: list[Tensor], shape: list[int]) -> Tensor:
     return _whole(way, parts, shape)
 
 
-class MessageHash:
-    """Hash of a message that many others follow, which is worked out once.
+def hash_of(message: bytes, begun: Any = None) -> str:
+    """Return the hash of a message, which no table takes for a number.
 
     Args:
-        first: The message as bytes.
+        message: The message as bytes.
+        begun: ``hashlib.sha256`` of the message before it, if the hash is that of both.
     """
-
-    def __init__(self, first: bytes = b"") -> None:
-        self._begun = hashlib.sha256(first)
-
-    def then(self, message: bytes) -> str:
-        """Return the hash of the first message and one that follows it, which no table takes for a number."""
-        found = self._begun.copy()
-        found.update(message)
-        return f"sha256:{found.hexdigest()[:16]}"
-
-
-def hash_of(message: bytes) -> str:
-    """Return the hash of one message."""
-    return MessageHash().then(message)
+    found = hashlib.sha256() if begun is None else begun.copy()
+    found.update(message)
+    return f"sha256:{found.hexdigest()[:16]}"
 
 
 def form_of(*parts: Any) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.described import Budget
 from fedbc_lightning.core.errors import ConfigurationError, locate
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.module.mistakes import place_of
 from fedbc_lightning.server import ServerCallback
@@ -144,10 +145,7 @@ def _kind(value: Any) -> str:
 
 
 def _who(cohort: Cohort) -> str:
-    ids = cohort.ids
-    if len(ids) == 1:
-        return f"client {ids[0]}"
-    return f"clients {', '.join(map(str, ids[:3]))}" + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+    return f"client{'s' * (len(cohort) > 1)} {shorten(cohort.ids, 3)}"
 
 
 class UndeclaredState:

@@ -87,6 +87,11 @@ class BestMetrics:
         self.staged: dict[str, State] = {}
         self.key = ""
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each of the metrics holds."""
+        return [len(metric.metric_state) for metric in self._metrics]
+
     def load(self) -> None:
         """Restore what the metrics, which have been reset, held after the last evaluation with the same key."""
         for metric, held in zip(self._metrics, self.values.get(self.key, []), strict=False):

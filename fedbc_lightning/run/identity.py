@@ -25,6 +25,7 @@ from fedbc_lightning.core.lightning_names import listed
 from fedbc_lightning.core.origin import ADDRESS, PACKAGE, source_hash
 from fedbc_lightning.core.seeding import preserved_globals, seed_globals
 from fedbc_lightning.core.storable import plain_values
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.own_batches import OwnBatches
@@ -95,8 +96,7 @@ class Identity:
         for what, there, here in (("code", saved.code, self.code), ("data", saved.samples, self.samples)):
             other = [name for name in there if name in here and there[name] != here[name]]
             if other:
-                more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-                lines.append(f"{what}: {other[0]}{more} changed after the run had begun")
+                lines.append(f"{what}: {shorten(other, 1)} changed after the run had begun")
         return lines
 
     def is_of(self, saved: Identity, free: Collection[str] = ()) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, is_finite, joined
+from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, joined
 
 
 class Taken(NamedTuple):
@@ -102,8 +102,8 @@ class Cohort:
         taken_after: The epochs and steps of each client including this round's; empty before local training, and if
             the schedules begin anew in every round.
         messages: Further messages of the clients to the server callbacks, by name, (K, ...).
-        valid: (K,) bool; False if a client's result, or ‖w_i‖, is not finite, but for buffers as it started with, such
-            as the -inf of a mask. Such a client gets weight 0 and keeps its state.
+        valid: (K,) bool; False if ‖w_i‖², or that of another row that a client sends or keeps, is not finite, but for
+            what was so before, such as the -inf of a mask. Such a client gets weight 0 and keeps its state.
         start: The models (d,), (d + b,) or (K, ...) that local training starts from.
         records: One dict per client that becomes its row in ``clients.csv``.
     """
@@ -168,7 +168,7 @@ class Cohort:
         self.w, self.buffers, self.counters = result.w, result.buffers, result.counters
         self.steps, self.losses, self.step_size = result.steps, result.losses, result.step_size
         self.kept = result.kept
-        self.require_finite(torch.linalg.vector_norm(self.w, dim=1))  # no mean with 3e38 is of use
+        self.require_finite(self.w)
         buffers = self.start[..., self.w.shape[1] :] if self.start_buffers is None else self.start_buffers
         self.require_finite(self.buffers, buffers)
         self.require_finite(result.kept, self.start_kept)
@@ -261,18 +261,27 @@ class Cohort:
         """Mark the clients as invalid whose staged state or messages are not finite."""
         for name, values in self._staged.items():
             # A staged model without buffers is w itself, which is checked where it is made.
-            if values.data_ptr() != self.w.data_ptr() and not is_finite(values):
+            if values.data_ptr() != self.w.data_ptr() and not self._are_finite(values).all():
                 self.require_finite(values, self[name])
         for values in self.messages.values():
             self.require_finite(values)
 
     def require_finite(self, values: Tensor, before: Tensor | None = None) -> None:
-        """Mark the clients as invalid whose rows of `values` (K, ...) are not finite, and not as they were before."""
-        if not is_finite(values):
-            is_known = torch.isfinite(values)
-            if before is not None and before.numel():
-                is_known |= torch.isclose(values, before.to(values), rtol=0, atol=0, equal_nan=True)
-            self.valid &= is_known.reshape(len(self), -1).all(dim=1).cpu()
+        """Mark the clients as invalid whose rows of `values` (K, ...) are not finite, but for what was so before."""
+        are_finite = self._are_finite(values)
+        if before is not None and before.numel() and not are_finite.all():
+            is_known = torch.isclose(values, before.to(values), rtol=0, atol=0, equal_nan=True)
+            are_finite = self._are_finite(values.masked_fill(is_known, 0))
+        self.valid &= are_finite
+
+    def _are_finite(self, values: Tensor) -> Tensor:
+        """Return whether the squared norm of each client's row of `values` (K, ...) is finite in the dtype of w."""
+        if not values.numel() or not values.is_floating_point():
+            return torch.ones(len(self), dtype=torch.bool)
+        # A mean with 3e38, or with a message of 1e300 in float64, is of no use to the server.
+        own, of_w = (torch.promote_types(dtype, torch.float32) for dtype in (values.dtype, self.w.dtype))
+        norms = torch.linalg.vector_norm(values.reshape(len(self), -1), dim=1, dtype=own)
+        return norms.to(of_w).square().isfinite().cpu()
 
     def record(self, name: str, values: Tensor) -> None:
         """Write the numbers `values` (K,) into the clients' rows of ``clients.csv``, in the column `name`."""

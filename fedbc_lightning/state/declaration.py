@@ -7,7 +7,6 @@ ranks. A value that is staged in a round is current from ``commit()`` on; ``roll
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -490,12 +489,6 @@ class StagedClient:
 def joined(parameters: Tensor, buffers: Tensor) -> Tensor:
     """Return the models (..., d + b) of parameters (..., d) and buffers (..., b); without buffers nothing is copied."""
     return torch.cat([parameters, buffers], dim=-1) if buffers.numel() else parameters
-
-
-def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite."""
-    # A finite sum proves it with one read of a number from the device; a sum that overflows proves nothing.
-    return not values.numel() or math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def check_declared(what: str, name: str, declared: Iterable[str]) -> None:

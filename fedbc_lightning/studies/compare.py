@@ -11,6 +11,7 @@ import pandas as pd
 from fedbc_lightning.cli.printed_tables import show
 from fedbc_lightning.core.files import make_folder, told, write
 from fedbc_lightning.core.printing import Console, show_markdown
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import FOLDER, draw_curves, write_means
@@ -104,7 +105,4 @@ def failure_notes(states: Iterable[State]) -> list[str]:
     for state in states:
         if state.status == "failed":
             failures.setdefault(str(state.error), []).append(state.run.title)
-    return [
-        f"failed: {titles[0]}{f' and {len(titles) - 1} more' if titles[1:] else ''}: {error}"
-        for error, titles in failures.items()
-    ]
+    return [f"failed: {shorten(titles, 1)}: {error}" for error, titles in failures.items()]

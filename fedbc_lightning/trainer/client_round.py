@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -20,7 +21,7 @@ from fedbc_lightning.federation.expected import check_down, check_start, check_v
 from fedbc_lightning.federation.facts import facts_of
 from fedbc_lightning.federation.hook_writes import kept_from_start_hooks
 from fedbc_lightning.federation.kept_rows import keep_rows, rows_before
-from fedbc_lightning.federation.messages import Down, Measured, MessageHash, RoundStart, Up, decode, encode
+from fedbc_lightning.federation.messages import Down, Measured, RoundStart, Up, decode, encode, hash_of
 from fedbc_lightning.module.adapter import plain_attributes, put_plain_attributes
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.run.beginning import Beginning, set_data_up
@@ -111,17 +112,12 @@ class ClientRound(RunView):
         Raises:
             MessageError: The messages are of another run, or a field cannot be what it is.
         """
-        if start is not self._round:
-            self._agree(start)
-        check_down(down, self.federation, start.task)
-        return self._work(start, down)
-
-    def _work(self, start: RoundStart, down: Down) -> Up | Measured:
-        """Do :meth:`work` with messages that have been checked."""
         federation, run = self.federation, self._run
         assert run is not None
         if start is not self._round:
+            self._agree(start)
             self._begin(start)
+        check_down(down, federation, start.task)
         down = rows_before(self.rows, federation.clients, self._form, down)
         if start.task == "evaluate":
             return worker.evaluate(federation, run.evaluator, run.splits, start, down)
@@ -163,10 +159,10 @@ class ClientRound(RunView):
             return encode(facts_of(self.federation.datamodule, asked.clients))
         # A round has one start for many messages: it is read once.
         if start != self._decoded[0]:
-            self._decoded = start, decode(start, RoundStart, self._agree), MessageHash(start)
+            self._decoded = start, decode(start, RoundStart, self._agree), sha256(start)
         _, begun, started = self._decoded
         asked = decode(down, Down, partial(check_down, federation=self.federation, task=begun.task))
-        return encode(replace(self._work(begun, asked), answers=started.then(down)))
+        return encode(replace(self.work(begun, asked), answers=hash_of(down, started)))
 
     def close(self) -> None:
         """Call the hooks ``teardown``, and give the module back."""

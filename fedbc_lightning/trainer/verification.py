@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import read
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import MessageHash, Up, decode, hash_of
+from fedbc_lightning.federation.messages import Up, decode, hash_of
 from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.trainer.client_round import ClientRound
 
@@ -46,10 +47,13 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
             "trainer.backend had no keep_messages: true, which keeps messages."
         ) from None
     table = read_table(run_folder / "clients.csv")
-    rows = table[(table["round"] == round) & (table["client"] == client)]
+    rows = table[table["round"] == round]
+    if rows.empty:
+        raise ConfigurationError(f"round: round {round} was broken off: clients.csv has no row of it.")
+    rows = rows[rows["client"] == client]
     start, hashes = kept.pop("start"), {*rows.get("hash_down", ()), *rows.get("hash_up", ())}
-    begun = MessageHash(start)
-    found = [one for one in kept.values() if not hashes.isdisjoint([begun.then(one), hash_of(one)])]
+    begun = sha256(start)
+    found = [one for one in kept.values() if not hashes.isdisjoint([hash_of(one, begun), hash_of(one)])]
     if len(found) != 2:
         raise ConfigurationError(
             f"client: '{folder}' lacks the messages whose hashes clients.csv has for {who}: it took no part or had "

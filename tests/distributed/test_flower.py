@@ -124,14 +124,15 @@ def lines(caplog):
 
 
 def test_who_is_lost_or_broken_drops_out(project, monkeypatch, caplog):
-    """SuperNodes 1, 3 and 4 are lost, broken, strange and late, data of SuperNode 2 fail, and SuperNode 5 is nobody.
+    """SuperNodes 1, 3 and 4 are lost, broken, strange and late, data of SuperNode 2 fail, and 5 and 6 are nobody.
 
     The first query of SuperNode 4 fails: it is asked again.
     """
     backend = [f"--trainer.backend{rest}" for rest in ("=Flower", ".timeout=0.2", ".wait=0")]
     options = [*backend, "--data.num_clients=6", "--trainer.eval_every_n_rounds=0"]
     app = deploy(project, monkeypatch, *BASE, "--trainer.clients_per_round=1.0", *options)
-    nodes = [*ALL[:2], {"partition-id": 2, "data.val_fraction": 2.0}, ALL[3], {"client": 4}, {"client": "Bern"}]
+    named = ({"client": client} for client in (4, "Bern", "9" * 5000))
+    nodes = [*ALL[:2], {"partition-id": 2, "data.val_fraction": 2.0}, ALL[3], *named]
     junk, foreign = content_of({"up": b"junk"}), flwr.RecordDict({"x": flwr.ConfigRecord({"y": 1})})
     Loop(app, nodes, {(1, 3): 5, (3, 2): junk, (3, 3): foreign, (4, 1): 5, (4, 4): "late"}).run()
     lost = {

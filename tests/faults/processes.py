@@ -37,25 +37,20 @@ class Pair:
     Args:
         bench: Trains.
         root: Where it lies.
-        absent: The rank that dies before it has met the other.
         fault: Before which of its operations rank 0 does something to the victim, and the signal.
         victim: The rank to which it does that.
     """
 
-    def __init__(
-        self, bench: Bench, root: Path, absent: int | None = None, fault: Fault | None = None, victim: int = 0
-    ) -> None:
-        self._bench, self._root, self._absent, self._port = bench, root, absent, free_port()
+    def __init__(self, bench: Bench, root: Path, fault: Fault | None = None, victim: int = 0) -> None:
+        self._bench, self._root, self._port = bench, root, free_port()
         said = root.with_name(root.name + "_said")
         second = Child(lambda: self._be(1), said)
         first = Child(lambda: self._be(0, fault, second.pid if victim else None), said)
         self.children = first, second
 
     def _be(self, rank: int, fault: Fault | None = None, victim: int | None = None) -> None:
-        if rank == self._absent:
-            os.kill(os.getpid(), signal.SIGKILL)
         if not runs.has_true_limits:
-            fabric.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
+            fabric.SECONDS_TO_MEET = 20.0
             heartbeat.MOST_SECONDS_WITHOUT_ANSWER, heartbeat.SECONDS_TO_NAME = 4, 2
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._port, "RANK": rank, "LOCAL_RANK": rank}
         world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "faults"}
@@ -120,20 +115,6 @@ def one_of_two_is_stopped(bench: Bench, count: int, rng: random.Random) -> Itera
 
         how_long = "for good" if seconds is None else f"for {seconds:.3f} s"
         yield Case(f"SIGSTOP of process {victim} {how_long} before {moment}", try_it)
-
-
-@kind("never-met", 4)
-def one_of_two_never_comes(bench: Bench, count: int, rng: random.Random) -> Iterator[Case]:
-    """A process dies before it has met the other, and nobody stands above them."""
-    for index in range(count):
-        absent = index % 2
-
-        def try_it(root: Path, absent: int = absent) -> str | None:
-            children = Pair(bench, root, absent=absent).children
-            bench.expect(children[absent], -signal.SIGKILL)
-            return survivor_tells(bench, children[1 - absent]) or pair_resumed(bench, root)
-
-        yield Case(f"process {absent} dies before they have met", try_it)
 
 
 @kind("signal", 40, 0)

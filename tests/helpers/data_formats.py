@@ -1,6 +1,5 @@
 """Small files in the original formats of data sets that must otherwise be downloaded."""
 
-import gzip
 import hashlib
 import pickle
 import struct
@@ -12,9 +11,9 @@ import pytest
 from PIL import Image
 
 
-def write_mnist(root: Path, num_train: int = 600, num_test: int = 100, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def write_mnist(root: Path, num_train: int = 600, num_test: int = 100) -> tuple[np.ndarray, np.ndarray]:
     """IDX files under ``root/MNIST/raw``; returns all images (M, 28, 28) uint8 and digits (M,)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True)
     images, digits = _draw(rng, num_train + num_test, (28, 28))
@@ -25,7 +24,7 @@ def write_mnist(root: Path, num_train: int = 600, num_test: int = 100, seed: int
 
 
 def write_cifar10(
-    root: Path, monkeypatch: pytest.MonkeyPatch, num_train: int = 600, num_test: int = 100, seed: int = 0
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_train: int = 600, num_test: int = 100
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pickled batches under ``root/cifar-10-batches-py``; returns all images (M, 3, 32, 32) uint8 and classes (M,).
 
@@ -33,7 +32,7 @@ def write_cifar10(
     """
     from torchvision.datasets import CIFAR10
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     folder = root / CIFAR10.base_folder
     folder.mkdir(parents=True)
     images, classes = _draw(rng, num_train + num_test, (3, 32, 32))
@@ -51,11 +50,9 @@ def write_cifar10(
     return images, classes
 
 
-def write_image_folder(
-    root: Path, num_per_class: int = 20, num_classes: int = 3, size: int = 16, seed: int = 0
-) -> Path:
+def write_image_folder(root: Path, num_per_class: int = 20, num_classes: int = 3, size: int = 16) -> Path:
     """PNG files ``root/class_<k>/<i>.png``; returns root."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for label in range(num_classes):
         (root / f"class_{label}").mkdir(parents=True)
         for number in range(num_per_class):
@@ -87,11 +84,11 @@ def _draw(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> tuple
 
 
 def write_emnist(
-    root: Path, split: str = "byclass", num_train: int = 620, num_test: int = 124, seed: int = 0, gzipped: bool = False
+    root: Path, split: str = "byclass", num_train: int = 620, num_test: int = 124
 ) -> tuple[np.ndarray, np.ndarray]:
     """IDX files under ``root/EMNIST/raw``, images transposed as they are there; returns upright images and labels."""
     num_classes = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26}.get(split, 10)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     labels = rng.permutation(np.arange(num_train + num_test) % num_classes) + (split == "letters")
     images = rng.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
     folder = root / "EMNIST" / "raw"
@@ -99,13 +96,13 @@ def write_emnist(
     for name, part in (("train", slice(None, num_train)), ("test", slice(num_train, None))):
         contents = {"images-idx3": _idx(images[part].transpose(0, 2, 1)), "labels-idx1": _idx(labels[part])}
         for kind, content in contents.items():
-            path = folder / f"emnist-{split}-{name}-{kind}-ubyte{'.gz' * gzipped}"
-            path.write_bytes(gzip.compress(content) if gzipped else content)
+            path = folder / f"emnist-{split}-{name}-{kind}-ubyte"
+            path.write_bytes(content)
     return images, labels
 
 
 def write_cifar100(
-    root: Path, monkeypatch: pytest.MonkeyPatch, num_train: int = 500, num_test: int = 100, seed: int = 0
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_train: int = 500, num_test: int = 100
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pickles under ``root/cifar-100-python`` as Python 2 and its NumPy wrote them; returns images and fine classes.
 
@@ -113,7 +110,7 @@ def write_cifar100(
     """
     from torchvision.datasets import CIFAR100
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     folder = root / CIFAR100.base_folder
     folder.mkdir(parents=True)
     classes = rng.permutation(np.arange(num_train + num_test) % 100)

@@ -1,9 +1,11 @@
 """Clients elsewhere are evaluated there: the tables of a run are those of one process."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from helpers.bad_messages import NO_VALUE, of_another_kind
 from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly, RowsStay
 from helpers.modules_with_more import Bank, BestSoFar, Teacher
@@ -13,8 +15,9 @@ from torch import nn
 from fedbc_lightning import FedAvg, Privacy
 from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
 from fedbc_lightning.distributed.backend import Lost
+from fedbc_lightning.federation.expected import check_answer
 from fedbc_lightning.federation.kept_rows import TAKEN
-from fedbc_lightning.federation.messages import Measured, decode, encode
+from fedbc_lightning.federation.messages import Measured, MessageError, decode, encode
 from fedbc_lightning.federation.participation import Stragglers
 
 LONG = "x" * 300 + "\t%"
@@ -100,7 +103,6 @@ CASES = {
     "drawn": (Drawing, FedAvg, {}),
     "own buffers": (Drawing, SCAFFOLD, {"buffers": "local"}),
     "own model": (BoringModel, Ditto, {"eval_clients": 4}),
-    "mixed": (BoringModel, APFL, {}),
     "fine-tuned": (Linear, PerFedAvg, {}),
     "other z": (BoringModel, FedExP, {}),
     "kept head": (BoringModel, FedRep, {"local_parameters": ["net.3.*"]}),
@@ -148,22 +150,35 @@ def test_tables_are_those_of_one_process(tmp_path, name):
     assert len(here["metrics"]) == 4
 
 
+def cannot_be(found, client):
+    """Yield what cannot be an answer of a client to an evaluation."""
+    others = [{"test": {(which, client): values}} for which, values in (("local", {"x" * 1001: 1.0}), ("evil", {}))]
+    bests = [{f"test evil {client}": [[0.5]]}, {key: [[0.5] * 2] for key in found.best_metrics}]
+    for field, named in (("results", others), ("best_metrics", bests)):
+        value = getattr(found, field)
+        yield from (replace(found, **{field: other}) for other in [*NO_VALUE, *of_another_kind(value), *named])
+
+
 class Losing(MessagesOnly):
-    """Clients 2, 3 and 4 answer evaluations badly: not at all, with a value of client 1, and with a word as a value."""
+    """The answers of clients 2 and 3 to evaluations are lost or cannot be; it keeps the last one of client 5."""
 
     def work(self, start, asks):
         for index, answer in super().work(start, asks):
             (client,) = asks[index].clients if b"Measured" in answer[:1000] else [0]
-            if client in (3, 4):
-                found = decode(answer, Measured)
-                found.results["test"]["local", 1 if client == 3 else 4] = {"accuracy": 1.0 if client == 3 else "high"}
-                answer = encode(found)
+            if client == 5:
+                self.kept = answer
+            answer = encode(replace(decode(answer, Measured), results={"evil": {}})) if client == 3 else answer
             yield index, Lost("its machine was lost") if client == 2 else answer
 
 
-def test_a_client_whose_answer_is_lost_is_left_out(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, backend=Losing(), max_rounds=1)
-    trainer.fit(make_model(), BoringData(), FedAvg())
+def test_a_client_whose_answer_is_lost_or_cannot_be_is_left_out(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, backend=(backend := Losing()), max_rounds=1)
+    trainer.fit(make_model(BestSoFar), BoringData(), FedAvg())
     lines = [line for line in caplog.messages if "sent nothing that can be used" in line]
-    assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3, 4)]
-    assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "5"}
+    assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3)]
+    assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "4", "5"}
+    found = decode(backend.kept, Measured)
+    check_answer(found, found.answers, [5], trainer.federation)
+    for other in cannot_be(found, 5):
+        with pytest.raises(MessageError, match=r"its (results|best_metrics) cannot be"):
+            check_answer(other, found.answers, [5], trainer.federation)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import safetensors.torch as safetensors
 import torch
+from helpers.bad_messages import NO_VALUE, filled, of_another_kind
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
 from helpers.messages_only import MessagesOnly
 from lightning.pytorch import Callback
@@ -37,7 +38,6 @@ BROKEN = {
     "of another client, twice": lambda data, others: others[0],
     "zeros out of nothing": lambda data, others: inflated(data),
 }
-NO_VALUE = [None, "x", 7.5, ["x"], [None], {"evil": 1}, {"evil": torch.zeros(1)}, torch.zeros(2, 3, 4)]
 OF_LISTS = {
     "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]],
     "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"], ["net.1.running_mean"] * 2],
@@ -55,20 +55,6 @@ def inflated(data):
     return safetensors.save(safetensors.load(whole), {"message": text.replace("[1, 1024]", f"[1, {10**10}]")})
 
 
-def of_another_kind(value):
-    """Yield values that are none of the kind of a field's value."""
-    if isinstance(value, torch.Tensor):
-        yield from (value[..., :-1], value[None], value.bool(), value.new_zeros(()), value.to(torch.float8_e4m3fn))
-    elif isinstance(value, list):
-        yield from ([value * 2, value[:-1]] if value else [])
-        yield from ([other] for item in value for other in of_another_kind(item))
-    elif isinstance(value, dict):
-        yield {**value, "evil": torch.zeros(1)}
-        others = [(k, other) for k, v in value.items() for other in NO_VALUE if type(other) is not type(v)]
-        others += [(k, other) for k, v in value.items() for other in of_another_kind(v)]
-        yield from ({**value, k: other} for k, other in others)
-
-
 def corrupted(up):
     """Yield what can be wrong with a message, each with the status of its client then."""
     for name, garble in BROKEN.items():
@@ -78,19 +64,13 @@ def corrupted(up):
         for k, other in enumerate([*NO_VALUE, *of_another_kind(value), *OF_LISTS.get(field.name, ())]):
             if repr(other) != repr(value):
                 yield f"{field.name} {k}", changed(**{field.name: other}), "absent"
-    yield "w huge", changed(w=torch.full_like(up.w, 3e38)), "nonfinite"
-    for name in ("w", "buffers", "step_size", "rows", "messages"):
-        yield f"{name} NaN", changed(**{name: not_finite(getattr(up, name))}), "nonfinite"
+        for number in (float("nan"), 3e38):
+            if repr(filled(value, number)) != repr(value):
+                yield f"{field.name} of {number}", changed(**{field.name: filled(value, number)}), "nonfinite"
 
 
 def changed(**values):
     return lambda data, others: encode(replace(decode(data, Up), **values))
-
-
-def not_finite(value):
-    if isinstance(value, dict):
-        return {name: not_finite(item) for name, item in value.items()}
-    return [not_finite(item) for item in value] if isinstance(value, list) else value * float("nan")
 
 
 class Garbling(MessagesOnly):

@@ -89,6 +89,8 @@ def test_files_that_are_missing_or_broken_are_said_by_name(run):
         assert LACKS in told(run, first)
     with another(downs[last].with_suffix(".up"), lambda data: None):
         assert LACKS in told(run, last)
-    rows = re.compile(rf"\n2,{last},[^\n]*".encode())
-    with another(Path(run.log_dir, "clients.csv"), lambda data: rows.sub(b"", data)):
+    table, of_client = Path(run.log_dir, "clients.csv"), rf"\n2,{last},[^\n]*"
+    with another(table, lambda data: re.sub(of_client.encode(), b"", data)):
         assert LACKS in told(run, last)
+    with another(table, lambda data: re.sub(rb"\n2,[^\n]*", b"", data)):
+        assert told(run, last) == "round: round 2 was broken off: clients.csv has no row of it."
