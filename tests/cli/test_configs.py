@@ -80,6 +80,10 @@ def test_all_runs_of_a_study_can_be_parsed(name, place):
         if not set(levels) - seen:
             del study.variants[variant]
         seen |= set(levels)
+    # Keys of variants and of methods are merged one by one: all variants with a method, and all methods in a variant.
+    methods, study.methods = study.methods, study.methods[:1]
+    check_runs(study)
+    study.methods, study.variants = methods[1:], dict([*study.variants.items()][:1])
     check_runs(study)
 
 
