@@ -49,11 +49,11 @@ ALLOWED_VARIABLES = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def settled_lightning():
-    """What Lightning does once for all tests, or otherwise than for users."""
-    from helpers.programs import settle_lightning
+def settled():
+    """What is done once for all tests, or otherwise than for users."""
+    from helpers.programs import settle
 
-    settle_lightning()
+    settle()
 
 
 QUICK_FOLDERS = {"core", "state", "server", "local", "partition"}

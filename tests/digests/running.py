@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
+from helpers.programs import settle
 from helpers.scripts import ROOT
-from matplotlib.figure import Figure
 
 from digests.cases import Case, all_cases
 from digests.digest import leaves
@@ -42,7 +42,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    settle()
 
 
 def result_of(case: Case, folder: Path) -> Result:

@@ -1,7 +1,5 @@
 """The command that hashes numbers: it repeats itself, and a changed constant changes the lines of its method alone."""
 
-from matplotlib.figure import Figure
-
 import fedbc_lightning.algorithms as algorithms
 from digests.cases import all_cases
 from digests.digest import digest
@@ -26,7 +24,6 @@ def test_patterns_choose_by_class_and_by_name():
 
 
 def test_a_changed_constant_changes_its_own_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda *args, **kwargs: None)
     cases = {name: all_cases()[f"{name}/sequential/float64/1"] for name in ("fedprox-samples", "fedavgm-default")}
 
     def hashes() -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from helpers.boring import assert_equal_trees, read_csv, without_times
 from helpers.folders import only_run
+from helpers.programs import settle
 from helpers.row_processes import fit, state_of
-from matplotlib.figure import Figure
 
 from fedbc_lightning import Codecs, ConfigurationError, Diurnal, Lognormal, Privacy, System
 from fedbc_lightning.distributed import fabric
@@ -113,7 +113,7 @@ class Bench:
         self._algorithm, self._options = CONFIGURATIONS[configuration]
         torch.set_num_threads(1)
         client_rows.IN_MEMORY_BELOW = 0
-        Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        settle()
         self.folder = folder
         self.whole = folder / "whole"
         self.seconds = self.timed(lambda: self.train(self.whole))

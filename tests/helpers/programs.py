@@ -1,6 +1,7 @@
 """Python programs in processes of their own, of which none outlives the test that started it."""
 
 import functools
+import io
 import multiprocessing
 import os
 import random
@@ -26,7 +27,9 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import lightning as environment
 from lightning.fabric.utilities import registry
+from PIL import Image
 
+from fedbc_lightning.data import partition_report
 from helpers.scripts import ROOT
 
 with suppress(ImportError):  # on Windows
@@ -231,8 +234,16 @@ def free_port() -> int:
             return found.getsockname()[1]
 
 
-def settle_lightning() -> None:
+def no_picture(datamodule: object) -> bytes:
+    """In place of a partition's, which takes half a second in each run; tests/partition draws them."""
+    file = io.BytesIO()
+    Image.new("L", (1, 1)).save(file, "PNG")
+    return file.getvalue()
+
+
+def settle() -> None:
     """Lightning takes such ports, and reads once which packages offer callbacks: while tests run, none is installed."""
+    partition_report.partition_png = no_picture
     environment.find_free_network_port = free_port  # type: ignore[assignment]
     if not hasattr(registry.entry_points, "cache_info"):
         registry.entry_points = functools.cache(registry.entry_points)
@@ -329,7 +340,7 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: Ma
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
-    settle_lightning()
+    settle()
     # Keys of a terminal are for a group of processes, to which no fork of another process belongs.
     if 0 not in files and "FRESH_STARTS" not in environment:
         _fork_what_it_starts(files)

@@ -10,7 +10,14 @@ from torch.utils.data import TensorDataset
 
 from fedbc_lightning.cli.printed_tables import show_partition
 from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, partition_report
+from fedbc_lightning.data.partition_report import partition_png
 from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition
+
+
+@pytest.fixture(autouse=True)
+def with_pictures(monkeypatch):
+    """Other tests do without."""
+    monkeypatch.setattr(partition_report, "partition_png", partition_png)
 
 
 def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, partitioner=None, **kwargs):

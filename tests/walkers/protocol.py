@@ -33,7 +33,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.programs import settle_lightning
+from helpers.programs import settle
 from helpers.user_modules import CLASSES, FEATURES, UserData
 
 from fedbc_lightning import FedAvg, FederatedTrainer
@@ -388,7 +388,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    settle_lightning()
+    settle()
     for name in ("lightning.pytorch", "lightning.fabric", "fedbc_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(main())

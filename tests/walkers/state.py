@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.programs import settle_lightning
+from helpers.programs import settle
 from helpers.user_modules import CLASSES, FEATURES, UserData
 
 from fedbc_lightning import FederatedTrainer
@@ -275,7 +275,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    settle_lightning()
+    settle()
     for name in ("lightning", "lightning.pytorch", "fedbc_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     sys.exit(main())
