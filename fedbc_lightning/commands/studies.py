@@ -128,7 +128,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
 
 
 def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[str, Any]], names: list[str]) -> Study:
-    """Build the study of a command line, for which the overrides of all its layers are merged key by key.
+    """Build the study of a command line; overrides of all its layers, and algorithms of its files, are merged by key.
 
     Args:
         parser: Parser of the command.
@@ -136,10 +136,10 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
         layers: Content of each config, then what the words override.
         names: Names of the configs that are files; the last is that of a study that has no other.
     """
-    overrides = dict[str, Any]()
-    for content in layers:
-        of_layer = content.get("overrides")
-        overrides |= of_layer if isinstance(of_layer, dict) else {}  # the parser refuses what is none
+    merged: dict[str, dict[str, Any]] = {"algorithms": {}, "overrides": {}}
+    for content, key in itertools.product(layers, merged):
+        of_layer = content.get(key)
+        merged[key] |= of_layer if isinstance(of_layer, dict) else {}  # the parser refuses what is none
     parser.words = words
     given = parser.parse_args(words)
     for key, default in Study.__dataclass_fields__.items():
@@ -148,7 +148,9 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
     given.name = given.name or (names[-1] if names else "study")
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "variants", "factors")}  # the runs build these
-    settings["overrides"] = given["overrides"] | overrides
+    settings["overrides"] = given["overrides"] | merged["overrides"]
+    if not any(option_values(words, ("--algorithms",))):  # which replaces those of all files
+        settings["algorithms"] = merged["algorithms"] | given["algorithms"]
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 

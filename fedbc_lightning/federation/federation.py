@@ -118,7 +118,7 @@ class Federation:
         self.layout = self.bench.layout
         self.bench.optimizer.learning_rates = self.schedule.learning_rates
         if kept:
-            check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
+            check_kept_parameters(algorithm, self.layout)
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.weights()
         self.is_engine_by_rule = engine == "auto"

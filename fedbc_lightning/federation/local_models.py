@@ -9,7 +9,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.text import shorten
 from fedbc_lightning.engines.base import no_kept_parameters
 from fedbc_lightning.evaluation.measurement import ClientModel
@@ -21,7 +20,7 @@ KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
 
 
-def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout, num_heldout: int) -> None:
+def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout) -> None:
     """Say which parameters stay with each client, and by what such a run is judged.
 
     Raises:
@@ -29,16 +28,11 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
     """
     if not algorithm.takes_local_parameters:
         raise no_kept_parameters(str(algorithm))
-    if num_heldout:
-        raise ConfigurationError(
-            "data.heldout_clients: a client that never trains has no part of its own, so z cannot be measured on it; "
-            "leave out heldout_clients or trainer.local_parameters."
-        )
     names = [entry.name for entry in layout.kept_entries]
     rank_zero_info(
         f"trainer.local_parameters: {layout.num_kept:,} of {layout.num_parameters + layout.num_kept:,} parameters stay "
-        f"with each client ({shorten(names, 4)}). No model is everyone's, so there is no accuracy/global: judge by "
-        "accuracy/local."
+        f"with each client ({shorten(names, 4)}). No model is everyone's: there is no accuracy/global, and no "
+        "accuracy/heldout; judge by accuracy/local."
     )
 
 

@@ -226,7 +226,7 @@ class Recorder:
         shown: dict[str, Any] = {name: clients.scalar(name).numpy()[trained] for name in clients.scalar_names}
         shown |= {name: list(of_clients.values()) for name, of_clients in evaluation.clients.items()}
         for name, numbers in shown.items():
-            values = np.array(numbers)[np.isfinite(numbers)]  # others cannot be binned, such as NaN
+            values = np.array(numbers)[np.abs(numbers) < 1e20]  # TensorBoard has no bin for others, such as NaN
             if len(values):
                 logger.experiment.add_histogram(f"{BY_CLIENT}/{name}", values, round)
 

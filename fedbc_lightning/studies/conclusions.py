@@ -110,17 +110,17 @@ def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
 
 
 def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
-    """Return a sentence per algorithm about its difference to the reference, by the study's first metric.
+    """Return a sentence per algorithm about its difference to the reference; the first says by which metric.
 
     Args:
         study: The study.
         differences: Paired differences to the reference, with p-values that are corrected for their number.
     """
-    metric, sentences = study.metrics[0], []
+    metric, sentences = study.metrics[0], list[str]()
     found = differences[(differences["metric"] == metric) & differences["difference"].notna()]
     unit = " in % points" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
-    interval = f" [{100 * study.confidence:g} % interval], p {by_holm(study)}"
+    head = f"By {metric}{unit}{better} [{100 * study.confidence:g} % interval], p {by_holm(study)}: "
     for name, of_method in found.groupby("algorithm", sort=False):
         rows, parts = of_method.to_dict("records"), []
         for word, compared in COMPARED.items():
@@ -130,7 +130,7 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
                 one = difference_and_interval(mine[0], metric, len(study.seed_list))
                 size = one if len(mine) == 1 else " to ".join(ends)
                 parts.append(f"{compared} {study.reference_name}{where} ({size})")
-        sentences.append(f"By {metric}{unit}{better}{interval}: {name} is {listed(parts)}.")
+        sentences.append(head * (not sentences) + f"{name} is {listed(parts)}.")
     return sentences
 
 

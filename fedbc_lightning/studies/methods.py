@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -61,6 +61,11 @@ class Range:
         return cls(tuple(grid), untuned=untuned) if grid else cls(None, ends[0], ends[1], bool(log), untuned)
 
 
+def is_range(value: Any) -> bool:
+    """Return whether a value of the overrides is meant as a range, and not as a setting that is a mapping."""
+    return isinstance(value, Mapping) and not {"grid", "low", "high"}.isdisjoint(value)
+
+
 def full_key(key: str) -> str:
     """Return the full key of an algorithm's setting, which may be given without its section.
 
@@ -79,6 +84,17 @@ def plain_key(key: str) -> str:
         ('model.lr', 'model')
     """
     return key.replace(".init_args", "").removesuffix(".class_path")
+
+
+def without(settings: Mapping[str, Any], others: Iterable[str]) -> dict[str, Any]:
+    """Return settings without those that others replace, however their keys are spelled.
+
+    Example:
+        >>> without({"mu": 1, "model.lr": 0.1}, ["algorithm.init_args.mu"])
+        {'model.lr': 0.1}
+    """
+    replaced = {plain_key(full_key(key)) for key in others}
+    return {key: value for key, value in settings.items() if plain_key(full_key(key)) not in replaced}
 
 
 @dataclass(frozen=True)

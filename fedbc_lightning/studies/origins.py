@@ -63,7 +63,8 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
     Raises:
         ConfigurationError: No run takes the value of an override.
     """
-    algorithms = {method.name: {*map(plain_key, [*method.settings, *method.tuned])} for method in study.methods}
+    algorithms = {method.name: {plain_key(full_key(key)) for key in study.own_settings(method.name)}
+                  for method in study.methods}  # fmt: skip
     variants = {name: {*map(plain_key, settings or {})} for name, settings in study.variants.items()}
     for key in keys:
         owner, plain = study.algorithm_of(key), plain_key(key)
@@ -73,7 +74,7 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
             continue
         kept = [[name for name, own in kind.items() if plain in own] for kind in (algorithms, variants)]
         if len(kept[0]) == len(algorithms) or len(kept[1]) == len(variants):
-            each = {f"{name}.{plain.removeprefix('algorithm.')}": study.overrides[key] for name in algorithms}
+            each = {f"{name}.{plain.removeprefix('algorithm.')}": study.given["overrides"][key] for name in algorithms}
             raise ConfigurationError(
                 f"overrides: {key}: no run takes it, since each algorithm or variant has its own; choose others, or "
                 f"name the algorithms: {as_word(each)}"

@@ -14,7 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
-from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, full_key, plain_key, short
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, is_range, short, without
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import Report, can_choose
@@ -38,7 +38,8 @@ class Study:
             ``model.lr``. A value ``{grid: [...]}`` or ``{low: ..., high: ..., log: true}`` is tuned.
         overrides: Map from full keys to values for all runs, e.g. ``trainer.max_rounds: 100``, where neither a variant
             nor the algorithm has a value of its own; ``<algorithm>.<setting>``, e.g. ``FedBC.dual_lr: 0.001``, is for
-            that algorithm alone, and replaces its own value.
+            that algorithm alone, and replaces its own value. A range, e.g. ``model.lr: {grid: [0.1, 1]}``, is tuned
+            for each algorithm that has no value of its own.
         variants: Map from the name of a variant to its overrides, e.g. ``E = 5: {trainer.local_epochs: 5}``.
         factors: List of mappings like ``variants``, whose levels are crossed; given in place of ``variants``. The name
             of a variant is the names of its levels, joined by a comma; tables have the last factor in their columns.
@@ -117,8 +118,11 @@ class Study:
         check_arguments(Tuning, vars(self.tuning), "tuning")
         self._cross()
         self._check_settings()
-        self.methods = [Method.read(name, self._settings_of(name)) for name in self.algorithms]
-        self.overrides = {key: value for key, value in self.overrides.items() if self.algorithm_of(key) is None}
+        for_all = {key: value for key, value in self.overrides.items() if self.algorithm_of(key) is None}
+        ranges = {key: value for key, value in for_all.items() if is_range(value)}
+        own = {name: self.own_settings(name) for name in self.algorithms}
+        self.methods = [Method.read(name, without(ranges, own[name]) | own[name]) for name in own]
+        self.overrides = without(for_all, ranges)
         self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
         if self.is_untuned:
             self.methods = [method.untuned() for method in self.methods]
@@ -183,13 +187,11 @@ class Study:
         # "mu 1.5.mu" belongs to the algorithm "mu 1.5", not to "mu 1".
         return max((name for name in self.algorithms if key.startswith(f"{name}.")), key=len, default=None)
 
-    def _settings_of(self, name: str) -> dict[str, Any]:
+    def own_settings(self, name: str) -> dict[str, Any]:
         """Return the settings of an algorithm, of which those in the overrides that name it replace its own."""
-        anew = {key.removeprefix(f"{name}."): value for key, value in self.overrides.items()
+        anew = {key.removeprefix(f"{name}."): value for key, value in self.given["overrides"].items()
                 if self.algorithm_of(key) == name}  # fmt: skip
-        replaced = {plain_key(full_key(key)) for key in anew}
-        own = self.algorithms[name] or {}
-        return {key: value for key, value in own.items() if plain_key(full_key(key)) not in replaced} | anew
+        return without(self.algorithms[name] or {}, anew) | anew
 
     def _check(self) -> None:
         """Check what a study is asked for beyond the types and bounds of its arguments.

@@ -273,7 +273,9 @@ def test_a_head_must_be_named(tmp_path, algorithm):
         fit(tmp_path, algorithm)
 
 
-def test_held_out_clients_have_no_part_of_their_own(tmp_path):
-    trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"])
-    with pytest.raises(ConfigurationError, match="a client that never trains has no part of its own"):
-        trainer.fit(boring.make_model(Plain), boring.BoringData(heldout_clients=1), FedAvg())
+def test_held_out_clients_have_no_part_of_their_own_and_no_column(tmp_path):
+    trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"], heldout_finetune_steps=2)
+    trainer.fit(boring.make_model(Plain), boring.BoringData(heldout_clients=1), FedAvg())
+    columns = boring.read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
+    assert "accuracy/local" in columns
+    assert not any("heldout" in name or "global" in name for name in columns)

@@ -12,9 +12,9 @@ from fedbc_lightning.algorithms import FedBC
 HISTOGRAM = "values_by_client/dual"
 
 
-def fit(folder: Path, rounds: int, ckpt_path: str | None = None, **options):
+def fit(folder: Path, rounds: int, ckpt_path: str | None = None, dual_lr: float = 0.1, **options):
     trainer = make_trainer(folder, max_rounds=rounds, logger=True, **options)
-    trainer.fit(make_model(), BoringData(), FedBC(dual_lr=0.1), ckpt_path)
+    trainer.fit(make_model(), BoringData(), FedBC(dual_lr), ckpt_path)
     events = EventAccumulator(trainer.log_dir, size_guidance={"histograms": 0, "tensors": 0})
     events.Reload()
     return trainer, events
@@ -41,6 +41,12 @@ def test_rounds_with_histograms(tmp_path, options, expected):
     assert rounds_of(events) == expected == rounds_of(events, "values_by_client/accuracy/global")
     groups = {tag.partition("/")[0] for tag in events.Tags()["scalars"]}
     assert max(groups) < "values_by_client"  # TensorBoard sorts groups by name: they stand behind the curves
+
+
+def test_values_beyond_the_last_bin_have_no_histogram(tmp_path):
+    _, events = fit(tmp_path, 1, dual_lr=1e30, clients_per_round=1.0)
+    assert rounds_of(events) == [0]  # every client's dual is above TensorBoard's 1e20 after the round
+    assert rounds_of(events, "values_by_client/accuracy/global") == [0, 1]
 
 
 def test_settings_are_shown_once_also_after_a_resume(tmp_path):

@@ -80,6 +80,7 @@ def test_origins_that_the_user_gives_are_the_users():
         (["--overrides", "{trainer.local_epochs: 3}"], "trainer.local_epochs: no run takes it, since each"),
         (["--only", "[FedAvg]", "--overrides", "{FedBC.dual_lr: 3}"], "FedBC.dual_lr: FedBC is left out here"),
         (["--config", "layer.yaml"], "model.lr: no run takes it"),
+        (["--overrides", "{model.lr: {grid: [1, 2]}}"], "model.lr: no run takes it"),
         (["--overrides", "{FedBC: {dual_lr: 1}}"], r"overrides.FedBC: give full keys, e.g. FedBC.dual_lr"),
         (["--overrides", "{FedBCC.dual_lr: 1}"], "the study has no 'FedBCC'; did you mean 'FedBC'"),
     ],

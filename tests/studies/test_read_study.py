@@ -41,6 +41,18 @@ def test_several_overrides_of_a_command_line_are_merged():
     assert (found["data.alpha"], found["data.beta"]) == (0.7, 0.1)
 
 
+def test_a_further_file_adds_an_algorithm_and_the_command_line_replaces_them_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.yaml").write_text("{base: synthetic.yaml, algorithms: {FedAvg: {}, FedProx: {mu: 1}}}")
+    (tmp_path / "mine.yaml").write_text("algorithms: {FedAvg: {weighting: uniform}, Mine: {algorithm: FedAvgM}}")
+    words = ["--config", "ours.yaml", "--config", "mine.yaml"]
+    merged = {"FedAvg": {"weighting": "uniform"}, "FedProx": {"mu": 1}, "Mine": {"algorithm": "FedAvgM"}}
+    assert read_study("compare", words).algorithms == merged
+    assert read_study("compare", [*words, "--algorithms", "{FedBC: {dual_lr: 1}}"]).algorithms == {
+        "FedBC": {"dual_lr": 1}
+    }
+
+
 def test_a_study_given_as_text_is_held_against_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "{base: synthetic.yaml, algorithms: {FedAvg: {}}, origins: {data.alpha: paper}, overrides: {data.beta: 0.1}}"

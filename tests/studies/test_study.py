@@ -136,6 +136,20 @@ def test_only_what_is_named_is_left():
     assert list(given) == ["E = 1", "E = 5"]
 
 
+def test_a_range_for_all_is_tuned_where_an_algorithm_has_no_value_of_its_own():
+    lr = {"grid": [0.1, 1.0]}
+    study = make(
+        algorithms={"FedAvg": {}, "FedProx": {"mu": {"grid": [1, 2]}}, "FedBC": {"model.init_args.lr": 0.5}},
+        overrides={"model.lr": lr, "data.c": 1, "trainer.codec.up": {"class_path": "TopK"}},
+    )
+    assert [list(method.tuned) for method in study.methods] == [["model.lr"], ["model.lr", "algorithm.mu"], []]
+    assert study.run("all", study.methods[2], 0).settings == {
+        "model.init_args.lr": 0.5, "data.c": 1, "trainer.codec.up": {"class_path": "TopK"},
+    }  # fmt: skip
+    named = make(overrides={"model.lr": lr, "FedProx.model.lr": 0.3})
+    assert [list(method.tuned) for method in named.methods] == [["model.lr"], []]
+
+
 def test_ranges_may_be_left_out_and_the_study_says_so():
     lr = {"grid": [0.1, 1.0], "untuned": 0.5}
     tuned = {"FedProx": {"mu": {"grid": [0.1, 1.0]}, "model.lr": lr, "trainer.max_rounds": 3}}
