@@ -24,9 +24,6 @@ def tiny(request, monkeypatch):
             monkeypatch.setattr(script, "CASES", {name: script.CASES[name] for name in ("logistic", "MLP")})
         if request.param == "startup":
             monkeypatch.setattr(script, "LIGHTNING", ["-c", "pass"])  # takes seconds
-        if request.param == "methods":
-            monkeypatch.setitem(script.METHODS, "Local", script.Method(lrs=(0.1,), personal=True))
-            monkeypatch.setattr(script, "ATTACKS", {"random x 5": script.ATTACKS["random x 5"]})
         if request.param == "scaling":
             few = {"logistic": {k: script.Point(20, 4, epochs=300, devices=k) for k in (1, 2)}}
             monkeypatch.setattr(script, "panels", lambda: {"processes": script.Panel("two", "processes", few)})
@@ -52,8 +49,6 @@ def only(*names):
             "--clients 300 --sampled 4 --rounds 6 --logistic 50 --logistic-sampled 5",
             r" +300( +[\d.]+)+",
         ),
-        ("methods", "--table methods --quick --only Local --out .", r".*┃ method.*"),
-        ("methods", "--table attacks --quick --only Krum --out .", r".*Krum.*"),
         ("processes", "W1 --pairs 1", r"W1 steps/s: one process \d+, two \d+; ratio .*"),
         ("scaling", "--out scaling.png --rounds 2", r"    .* [\d.]+"),
         ("startup", "help import --repeats 2", r"(help|import) +[\d.]+ s \(.* to .*\)   / lightning .*"),
@@ -67,15 +62,6 @@ def test_a_table(tiny, words, rows, monkeypatch, capsys, tmp_path):
     tiny.main()
     out = capsys.readouterr().out
     assert re.search(rf"^{rows}$", out, re.MULTILINE), out
-
-
-@only("methods")
-def test_every_exported_method_has_a_grid(tiny):
-    names = tiny.method_names()
-    assert sorted([*names, "ComposedAlgorithm", "FederatedAlgorithm"]) == sorted(tiny.algorithms.__all__)
-    for name in names:
-        for point in tiny.METHODS[name].own:
-            tiny.make(name, point)
 
 
 # benchmarks/gpu.py, on a CPU
