@@ -5,7 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 project = "fedbc_lightning"
 release = importlib.metadata.version("fedbc-lightning")
@@ -18,6 +21,8 @@ html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
+myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "mathml"  # every browser draws it by itself; MathJax would be loaded from elsewhere
 myst_heading_anchors = 3  # GitHub's anchors, so that a link works there and on the site
 myst_links_external_new_tab = False
 nb_execution_mode = "off"  # tests/docs/test_notebooks.py executes them; their outputs are stored
@@ -64,8 +69,15 @@ def _copy_reports(app: Sphinx, problem: Exception | None) -> None:
         shutil.copytree(Path(app.srcdir) / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True)
 
 
+def _draw_formula(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """Write TeX, which GitHub hands to MathJax, as MathML."""
+    translator.body.append(f'<span class="formula">{tex2mathml(node.astext())}</span>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
-    """Connect what happens to a page before it is read."""
+    """Connect what happens to a page before it is read, and what draws formulas."""
+    app.add_html_math_renderer("mathml", (_draw_formula, None), (_draw_formula, None))
     app.connect("source-read", _include_whole_files)
     app.connect("source-read", _offer_examples)
     app.connect("source-read", _open_reports)

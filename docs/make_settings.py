@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 # Below that line, because the scripts beside this one are found by it alone, also where a test imports this one.
 from class_docs import Parameter, read_docstring, read_parameters  # noqa: E402
-from make_algorithms import anchor, families, first_line, inline  # noqa: E402
+from make_algorithms import families, first_line, inline, slug  # noqa: E402
 
 from fedbc_lightning import (  # noqa: E402
     Codecs,
@@ -111,7 +111,7 @@ def make_page() -> str:
         text += [f"### trainer.{key}", table(read_parameters(cls), f"{key}.")]
     text.append(of_lightning())
     methods = ", ".join(
-        f"[{read_docstring(cls).name}](../algorithms.md#{anchor(cls)})" for part in families().values() for cls in part
+        f"[{read_docstring(cls).name}](../methods/{slug(cls)}.md)" for part in families().values() for cls in part
     )
     text += ["## algorithm", f"Each method has a table of its settings beside its formulas: {methods}."]
     text += ["## model", *map(section, classes_of(models))]

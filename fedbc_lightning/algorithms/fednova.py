@@ -19,7 +19,7 @@ class FedNova(FederatedAlgorithm):
 
         client    w_i ← E epochs, K_i steps, of the user's SGD from z
         server    z ← z − τ Σ p_i (z − w_i) / a_i,    τ = Σ p_i a_i,    p_i = n_i / Σ_{j ∈ S_t} n_j
-                  a_i = K_i,    with momentum ρ  a_i = (K_i − ρ (1 − ρ^K_i) / (1 − ρ)) / (1 − ρ)
+                  a_i = K_i,    with momentum ρ:  a_i = (K_i − ρ (1 − ρ^K_i) / (1 − ρ)) / (1 − ρ)
 
     State:
         The method keeps no state.

@@ -361,14 +361,6 @@ def test_a_bare_help_inside_an_algorithm_lists_what_fits(words, names, monkeypat
     assert [name for name in listed(capsys) if name != "or"] == names
 
 
-def test_the_list_of_server_parts_has_those_that_a_config_can_hold(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run_cli("fit", "--algorithm.help", "Composed", "--algorithm.server_callbacks.help") == 0
-    names = set(listed(capsys))
-    assert names >= {"DualAscent", "ServerAdaptive", "WeightedAverage"}
-    assert not names & {"Coin", "FairStep", "MeanMessage", "ServerOptimizer", "AugmentedMean", "LargestClientStep"}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -44,12 +44,6 @@ def test_outputs_are_stored_and_say_nothing_of_the_machine(path):
     assert len(said) < 250_000  # a reader on GitHub does not wait for it
 
 
-def test_all_tutorials_are_on_the_site():
-    contents = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert TUTORIALS
-    assert all(f"tutorials/{path.stem}" in contents for path in TUTORIALS)
-
-
 def test_readme_and_site_lead_to_all_examples():
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/start/index.md")]
     assert EXAMPLES

@@ -56,7 +56,8 @@ def ask_page(page: Path, script: str, width: int, folder: Path) -> dict[str, Any
     copy = folder / "page.html"
     copy.write_text(text.replace("<head>", f"<head>{WATCH}", 1).replace("</body>", f"{TELL % script}</body>", 1))
     command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-               "--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder / 'profile'}",
+               "--disable-background-networking", "--disable-component-update",
+               "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}",
                f"--window-size={width},900", "--dump-dom", copy.resolve().as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)

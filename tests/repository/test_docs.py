@@ -1,4 +1,4 @@
-"""docs/algorithms.md is what the docstrings say, and they say all that a reader needs."""
+"""The pages of methods are what docstrings and curves say, and these say all that a reader needs."""
 
 import re
 
@@ -19,21 +19,12 @@ with imported_script("docs/make_algorithms.py") as SCRIPT:
     read_docstring, read_parameters = SCRIPT.read_docstring, SCRIPT.read_parameters
 
 
-@pytest.fixture(scope="module")
-def page():
-    return SCRIPT.make_page()
-
-
-def test_the_page_is_up_to_date(page):
-    assert SCRIPT.PAGE.read_text(encoding="utf-8") == page, "run: python docs/make_algorithms.py"
-
-
-def test_links_of_the_page_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)]+)\)", page):
-        if target.startswith("#method-"):
-            assert f'<a id="{target[1:]}"></a>' in page
-        elif not target.startswith("#"):
-            assert (SCRIPT.PAGE.parent / target).is_file()
+def test_the_pages_and_curves_are_up_to_date():
+    with imported_script("docs/make_curves.py") as script:
+        files = SCRIPT.make_pages() | script.pictures()
+    assert {*SCRIPT.METHODS.iterdir()} - {SCRIPT.TABLE} <= {*files}
+    for path, text in files.items():
+        assert path.read_text(encoding="utf-8") == text, "run docs/make_algorithms.py and docs/make_curves.py --draw"
 
 
 @pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
@@ -47,10 +38,6 @@ def test_a_docstring_follows_the_template_and_a_terminal_and_the_command_line_ca
     assert not re.search(r":math:|\.\. \w+::|\\[a-z]+", cls.__doc__), "markup"
     assert [parameter.name for parameter in read_parameters(cls) if not parameter.meaning] == []
     assert class_name(read_docstring(cls).name) == cls.__name__
-
-
-def test_each_method_has_a_config():
-    assert {cls.__name__ for cls in ALGORITHMS.values()} <= {*SCRIPT.overlays()}
 
 
 def test_the_page_of_settings_is_up_to_date_and_explains_every_key():

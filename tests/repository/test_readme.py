@@ -12,7 +12,7 @@ from helpers.programs import run_fresh, run_python
 from helpers.scripts import ROOT
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*/*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").glob("[!m]*/*.md"))]  # those of methods show configs and their commands
 BLOCKS: dict[str, list[str]] = {language: [] for language in ("bash", "python", "yaml")}
 for page in PAGES:
     for language, text in re.findall(
