@@ -19,6 +19,11 @@ SEARCHED = {
     "asynchronous": "howto/simulated_time", "Byzantine": "howto/misbehaving", "WeightedAverage": "reference/api/server",
 }  # fmt: skip
 """What people search, and the page that they mean."""
+FRAMES = """<html><head></head><body><iframe sandbox="allow-same-origin" width="1400" src="whole.html"></iframe>
+<iframe sandbox="allow-same-origin" width="400" src="whole.html"></iframe></body></html>"""
+CUT = """return [...document.querySelectorAll("iframe")].flatMap(frame =>
+    [...frame.contentDocument.querySelectorAll("pre")].filter(code => code.scrollWidth > code.clientWidth)
+    .map(code => `${frame.width}: ${code.textContent}`))"""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,19 @@ def test_what_people_search_is_among_the_first_three_hits(site):
         word => Search._performSearch(...Search._parseQuery(word)).slice(-3).map(hit => hit[0]))"""
     found = ask_page(site / "search.html", script, 1400, site)["answer"]
     assert [(word, hits) for (word, page), hits in zip(SEARCHED.items(), found, strict=True) if page not in hits] == []
+
+
+@pytest.mark.slow
+def test_no_line_of_code_is_cut(site):
+    article = re.compile(r"(?<=<article)(.*?)</article>", re.DOTALL)
+    pages = "".join(page.read_text(encoding="utf-8") for page in site.rglob("*.html"))
+    whole = article.sub(
+        lambda _: "</article><article".join(article.findall(pages)) + "</article>",
+        (site / "index.html").read_text(encoding="utf-8"),
+    )
+    (site / "whole.html").write_text(whole, encoding="utf-8")  # the articles of all pages in one: a browser starts once
+    (site / "frames.html").write_text(FRAMES)
+    assert ask_page(site / "frames.html", CUT, 1400, site)["answer"] == []
 
 
 @pytest.mark.slow

@@ -86,10 +86,3 @@ def test_an_example_runs_and_leaves_curves(title, tmp_path):
         assert len(rows) > 2
         assert float(rows[-1]["train/loss"]) < float(rows[1]["train/loss"])
         assert any(folder.glob("events.out.tfevents.*"))
-
-
-def test_all_six_doors_have_an_example():
-    text = "".join(block for title in EXAMPLES for _, block in SECTIONS[title])
-    doors = "ImageFolder", "Table", "HuggingFace", "Arrays", "Partitioned", "Sites"
-    for name in doors:
-        assert f"{name}DataModule" in text
