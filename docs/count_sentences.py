@@ -36,10 +36,10 @@ def sentences(text: str) -> list[str]:
         >>> sentences("# Title\nOne. Two, `a. B` and\n[three](x.md).\n- item\n\n| cell | other |")
         ['One.', 'Two, code and three.', 'item']
     """
+    text = re.sub(r"(?<!`)`[^`\n]+`(?!`)", "code", re.sub(r"\$[^$\n]*\$", "x", text))
     for pattern in NO_PROSE:
         text = re.sub(pattern, "\n\n", text, flags=re.MULTILINE | re.DOTALL if "?" in pattern else re.MULTILINE)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`[^`\n]*`", "code", re.sub(r"\$[^$\n]*\$", "x", text))
     parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.) )|(?<=[.:!?])\n", text)
     lines = (re.sub(r"^\s*(?:[-*+]|\d+\.) ", "", " ".join(part.split())) for part in parts)
     return [one for line in lines for one in re.split(r"(?<=[.!?])\s+(?=\W*(?:[A-Z0-9]|code))", line) if one]

@@ -27,6 +27,11 @@ def test_the_pages_and_curves_are_up_to_date():
         assert path.read_text(encoding="utf-8") == text, "run docs/make_algorithms.py and docs/make_curves.py --draw"
 
 
+def test_few_sentences_are_long():
+    with imported_script("docs/count_sentences.py") as script:
+        assert script.share() <= 0.04, "run: python docs/count_sentences.py"
+
+
 @pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_a_docstring_follows_the_template_and_a_terminal_and_the_command_line_can_use_it(cls):
     assert "__doc__" in vars(cls)
