@@ -110,6 +110,7 @@ def check_files(folder):
             assert all(cell(one) == one for one in cells), path
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_name_from_a_file_of_data_is_only_shown(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
