@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import psutil
 import pytest
 import torch
 from helpers.boring import assert_equal_trees
-from helpers.command_line import TINY
+from helpers.command_line import TINY, write_project
 from helpers.programs import Forked, forked, free_port, run_ranks, wait_until
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -86,9 +85,8 @@ def has_done(folder: Path, round: int) -> bool:
     return metrics.exists() and len(metrics.read_text().splitlines()) >= round + 2
 
 
-def last(folder: Path, run: str = "FedAvg-0") -> dict:
-    path = folder / f"runs/tiny/{run}/checkpoints/last.ckpt"
-    saved = torch.load(path, weights_only=True)
+def last(folder: Path) -> dict:
+    saved = torch.load(folder / "runs/tiny/FedAvg-0/checkpoints/last.ckpt", weights_only=True)
     saved["fedbc_lightning"].pop("settings")
     return {key: saved[key] for key in ("state_dict", "fedbc_lightning", "callbacks")}
 
@@ -118,6 +116,15 @@ def named(folder: Path, rank: int, *words: object, after: int, **given: Any) -> 
     return status, said
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The checkpoint of a run that loses no process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_project(folder)
+    run_ranks(command(folder), folder)
+    return last(folder)
+
+
 def test_who_was_killed_is_named_and_how_to_go_on(project):
     status, said = named(project, 1, after=3)
     assert status == 1
@@ -128,8 +135,11 @@ def test_who_was_killed_is_named_and_how_to_go_on(project):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.slow), "ddp_fork"])
-def test_a_run_is_started_again_by_itself(project, strategy):
+SPAWNED = pytest.mark.nightly(reason="six new Pythons: forks are started again alike, test_launchers.py has two")
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=SPAWNED), "ddp_fork"])
+def test_a_run_is_started_again_by_itself(project, undisturbed, strategy):
     words = ["--trainer.strategy", strategy, "--trainer.max_restarts", 2]
     status, said = kill(project, *words, after={3: 0, 6: 1, 8: 0})
     assert status == 1
@@ -141,8 +151,7 @@ def test_a_run_is_started_again_by_itself(project, strategy):
     assert int(starts[1][1]) in (5, 6)
     assert "process 0 of 2 (counted from 0) was killed, perhaps because memory ran out, or does not answer. All" in said
     run_ranks(command(project, "--ckpt_path", "last"), project)
-    run_ranks(command(project), project)
-    assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
+    assert_equal_trees(last(project), undisturbed)
 
 
 def test_a_run_without_progress_is_not_started_again(tmp_path):
@@ -166,15 +175,15 @@ def test_torchrun_starts_a_run_again(project):
     assert last(project)["fedbc_lightning"]["round"] == 12
 
 
-@pytest.mark.parametrize("comes_back", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_the_machines_that_are_left_or_come_back(project, comes_back):
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_machines_that_are_left_and_with_those_that_come_back(project, undisturbed):
     place = f"127.0.0.1:{free_port()}"
     options = {"nnodes": "1:2", "max-restarts": 1, "rdzv-backend": "c10d", "rdzv-endpoint": place, "rdzv-id": "x",
                "rdzv-conf": "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=5"}  # fmt: skip
     torchrun = ("-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()))
     words = command(project, "--trainer.devices", "auto", launcher=torchrun)
     share = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # with torch's default no machine can join a run under way
-    held = [project / f"held_{rank}_in_{round}" for rank, round in [(0, 3), (1, 3), (0, 6)][: 2 + comes_back]]
+    held = [project / f"held_{rank}_in_{round}" for rank, round in [(0, 3), (1, 3), (0, 6)]]
     for path in held:
         path.touch()
     with forked(words, project, **share) as left:
@@ -186,17 +195,15 @@ def test_a_run_goes_on_with_the_machines_that_are_left_or_come_back(project, com
         for path in held[:2]:
             path.unlink()
         wait_until(lambda: has_done(project, 5), left)
-        with forked(words, project, **share) if comes_back else nullcontext():
-            if comes_back:
-                wait_until(lambda: "SIGTERM: stopping" in left.printed[1], left)
-                held[2].unlink()
+        with forked(words, project, **share):
+            wait_until(lambda: "SIGTERM: stopping" in left.printed[1], left)
+            held[2].unlink()
             status, said = ended(left)
     assert status == 0, said
     assert said.count("process 1 of 2 (counted from 0) was killed") == 1
-    assert said.count("This job was started again; the checkpoint of its run is") == 1 + comes_back
+    assert said.count("This job was started again; the checkpoint of its run is") == 2
     assert "Traceback" not in said
-    run_ranks(command(project), project)
-    assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
+    assert_equal_trees(last(project), undisturbed)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ddp_fork"])
