@@ -37,8 +37,6 @@ with suppress(ImportError):  # on Windows
 
 TESTS = ROOT / "tests"
 LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
-PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.stacked.vectorized",
-             "fedbc_lightning.studies.workers", "torch.utils.tensorboard"]  # fmt: skip
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 Words = Sequence[object]
 """``[-m module | script] argument ...``"""
@@ -290,10 +288,11 @@ def ensure_preloaded() -> None:
     if sys.platform != "linux":
         return
     here = Path.cwd()
-    START.set_forkserver_preload(PRELOADED)
+    START.set_forkserver_preload(["helpers.preloaded"])
     os.chdir(ROOT)
     try:
-        forkserver.ensure_running()
+        with patch.dict(os.environ, PYTHONPATH=f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+            forkserver.ensure_running()
     finally:
         os.chdir(here)
 
