@@ -263,10 +263,9 @@ class FederatedCLI(private_cli.OpenCLI):
             return
         built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
-        if command in ("verify", "export"):
-            print(printable(url_of(self.result) or self.result))
-        elif command == "predict":
-            print(printable(self.result[0].parent))
+        if command in ("verify", "export", "predict"):
+            shown = self.result[0].parent if command == "predict" else self.result
+            print(printable(url_of(shown) or shown))
         elif command == "plan":
             self.result.start_seconds += built - self._started
             print_plan(self.result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from fedbc_lightning.core.files import is_there, url_of
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
@@ -72,8 +72,9 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     for line in [*in_words(report), f"hash {report['hash'][:16]}"]:
         console.print(line, highlight=False, soft_wrap=True)
     show(console, "", _client_rows(datamodule))
-    files = [str(folder / name) for name in ("partition.png", "partition.json", "partition.npz")]
-    console.print(*filter(os.path.isfile, files), sep="\n", highlight=False, soft_wrap=True)
+    for name in ("partition.png", "partition.json", "partition.npz"):
+        if is_there(file := folder / name):
+            console.print(escape(url_of(file) or str(file)), highlight=False, soft_wrap=True)
 
 
 def _client_rows(datamodule: Any) -> list[list[str]]:

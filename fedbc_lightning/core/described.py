@@ -60,7 +60,7 @@ class Budget:
         if isinstance(value, (set, frozenset)):
             return len(value), sum(hash(item) for item in value)
         if isinstance(value, dict):  # a copy of what it holds, since a thread of the user's may change it
-            return tuple(self.describe(part) for part in [*value.keys(), *value.values()])
+            return tuple(self.describe(part) for part in [*value, *value.values()])
         if isinstance(value, (list, tuple, deque)):
             return tuple(self.describe(item) for item in list(value))
         # No container is made here, which would lend its id to the next one and so seem to be known.

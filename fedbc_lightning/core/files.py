@@ -51,7 +51,7 @@ def url_of(path: str | os.PathLike) -> str | None:
         ('s3://bucket/best.ckpt', None)
     """
     found = re.fullmatch(r"([a-z][a-z0-9+.-]+):/+(.*)", str(path).replace(os.sep, "/"))
-    return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
+    return found and f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def check_unpacked(path: str | Path, most: int | None = None) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             size = sum(part.file_size for part in file.infolist())
-            most = memory_of_machine() if most is None else most
+            most = most or memory_of_machine()
             if size > most:
                 raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
             if (damaged := file.testzip()) is not None:

@@ -72,8 +72,8 @@ def source_hash(kind: type) -> str:
     """
     modules, seen, found = _Modules(), set[Any](), set[str]()
     waiting: list[Any] = [(base.__module__, (base.__name__,)) for base in kind.__mro__ if modules[base.__module__]]
-    while waiting:
-        where, path = part = waiting.pop()
+    for part in waiting:  # which grows
+        where, path = part
         makers = modules[where]
         if part in seen:
             continue

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import IO, Any, TypeVar
+from unittest import mock
 
 from rich import console as rich_console
 from rich.progress import track
@@ -37,17 +38,22 @@ def stream_handlers() -> list[logging.StreamHandler]:
 
 @contextmanager
 def printing_to(stream: IO[str]) -> Iterator[None]:
-    """Send to one stream what is printed, and what loggers write to the standard streams.
+    """Send to one stream what is printed, as :func:`printable`, and what loggers write to the standard streams.
 
     A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``.
     """
     standard = sys.stdout, sys.stderr
     before = {handler: handler.stream for handler in stream_handlers()}
+    write = stream.write
     for handler, own in before.items():
         if own in standard:
             handler.setStream(stream)
     try:
-        with redirect_stdout(stream), redirect_stderr(stream):
+        with (
+            mock.patch.object(stream, "write", lambda text: write(printable(text))),
+            redirect_stdout(stream),
+            redirect_stderr(stream),
+        ):
             yield
     finally:
         # A library that is first imported inside makes its handler there. It would go on writing into a log file that

@@ -65,7 +65,7 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def is_plain(value: Any) -> bool:
         if type(value) is dict:
-            return all(map(is_plain, [*value.keys(), *value.values()]))
+            return all(map(is_plain, [*value, *value.values()]))
         if type(value) in (list, tuple):
             return all(map(is_plain, value))
         return value is None or type(value) in (bool, int, float, str) or isinstance(value, np.generic)

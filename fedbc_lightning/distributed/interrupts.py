@@ -81,7 +81,7 @@ class Interrupts:
     def __exit__(self, *exception: object) -> None:
         """Put the caller's handlers back."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal.signal(number, handler or signal.SIG_DFL)
         if Interrupts._active is self:
             Interrupts._active = None
 

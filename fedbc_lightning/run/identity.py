@@ -180,8 +180,7 @@ def settings_of(
         **{name: type(part).__name__ for name, part in parts.items()},
     }
     # As they are read again, with lists for tuples
-    found: dict[str, Any] = json.loads(json.dumps(plain_values(described)))
-    return found
+    return dict(json.loads(json.dumps(plain_values(described))))
 
 
 def agreed_with_clients(settings: dict[str, Any], datamodule: FederatedDataModule) -> dict[str, Any]:

@@ -36,7 +36,9 @@ def test_where_a_store_cannot_be_is_said_before_anything_is_made(project, capfd)
     assert run_cli("test", "--config", "tiny.yaml", "--ckpt_path", f"file://{project}/none.ckpt") == 1
     assert f"'file://{project}/none.ckpt' cannot be found" in capfd.readouterr().err
     files = {*project.rglob("*")}
-    for option, value in (("name", "s3://b/x"), ("default_root_dir", "s3://b/x")):
-        assert run_cli("fit", "--config", "tiny.yaml", f"--trainer.{option}", value) == 1
+    for option in ("name", "default_root_dir"):
+        assert run_cli("fit", "--config", "tiny.yaml", f"--trainer.{option}", "s3://b/x") == 1
         assert re.search(f"trainer.{option}: .*'s3://b/x'", capfd.readouterr().err)
+    assert run_cli("partition", "--config", "tiny.yaml", "--out", "memory://p") == 0
+    assert "memory://p/partition.png" in capfd.readouterr().out
     assert {*project.rglob("*")} == files

@@ -31,7 +31,7 @@ def test_printed_and_logged_lines_go_to_one_stream():
 
         def fail():
             print("printed")
-            print("error", file=sys.stderr)
+            print("error \x1b[31m", file=sys.stderr)
             logger.info("logged")
             logger.addHandler(logging.StreamHandler())  # as logging.basicConfig does in a user's module
             raise ZeroDivisionError
@@ -40,6 +40,6 @@ def test_printed_and_logged_lines_go_to_one_stream():
             fail()
         print("later")
         logger.info("logged later")
-    assert file.getvalue().splitlines() == ["printed", "error", "logged"]
+    assert file.getvalue().splitlines() == ["printed", r"error \x1b[31m", "logged"]
     assert terminal.getvalue().splitlines() == ["later", "logged later", "logged later"]  # by the new handler, too
     assert own.getvalue().splitlines() == ["logged", "logged later"]
