@@ -23,8 +23,8 @@ from fedbc_lightning.core.files import make_folder, read, write
 # Classes of this package, and those of torch and Lightning that a config needs; a class name begins with a capital, and
 # one more module may stand before it, so that no function and no module that one of these imports is among them
 SHIPPED = re.compile(
-    r"(fedbc_lightning(\.[a-z]\w*)?|torch\.(optim|nn)|lightning\.pytorch\.(callbacks|loggers)|torchvision\.transforms)"
-    r"(\.[a-z]\w*)?\.[A-Z]\w*"
+    r"(?<![\w.])(fedbc_lightning(\.[a-z]\w*)?|torch\.(optim|nn)|lightning\.pytorch\.(callbacks|loggers)|"
+    r"torchvision\.transforms)(\.[a-z]\w*)?\.[A-Z]\w*(?![\w.])"
 )
 SIGNATURE = "# signed by the user who ran it: "
 
@@ -76,7 +76,10 @@ def _other_code(text: str, folder: Path) -> Iterator[str]:
                 if value not in seen:
                     seen.add(value)
                     waiting.append(value)  # a section may be given as a text
-                    if _is_importable(value) or any(_is_file(value, place) for place in (Path.cwd(), folder)):
+                    # A message may look for a class in the middle of a text that is wrong.
+                    modules = re.findall(r"\w+(?=\.\w)", SHIPPED.sub("", value))
+                    places = Path.cwd(), folder
+                    if any(map(_is_importable, modules)) or any(_is_file(value, place) for place in places):
                         yield value
 
 
@@ -89,9 +92,6 @@ def _is_file(value: str, folder: Path) -> bool:
     return False
 
 
-def _is_importable(name: str) -> bool:
-    """Return whether a text is the import path of something that is not shipped; nothing is imported to find out."""
-    root, *others = name.split(".")
-    if not (root and others) or not name.replace(".", "_").isidentifier() or SHIPPED.fullmatch(name):
-        return False
-    return root in sys.modules or (find_spec(root) or PathFinder.find_spec(root, [os.getcwd()])) is not None
+def _is_importable(module: str) -> bool:
+    """Return whether there is such a module; nothing is imported to find out."""
+    return module in sys.modules or (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is not None

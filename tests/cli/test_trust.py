@@ -34,7 +34,8 @@ HIDING = {
     "validate": {"data": '{"class_path": "ev\\u0069l.Data"}'},
     "fit": {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "os.system"}}]}},
     "export": {"algorithm": "section.yaml"},
-    "verify": {"data": {"class_path": "evil.Data"}},
+    "predict": {"data": "x class_path='evil.Data'"},
+    "verify": {"data": "evil.Data"},
     "plan": {"optimizer": {"class_path": "fedbc_lightning.core.files.os.system"}},
 }
 
