@@ -41,6 +41,7 @@ PROJECT = """\
 name = "{name}"
 version = "1.0.0"
 description = "A run of fedbc_lightning {version}, which server and clients have installed"
+license = "LicenseRef-Proprietary"  # what is said of your modules; Flower warns without one
 dependencies = []  # Flower would install these anew for every run, and at the clients not at all
 
 [tool.flwr.app]

@@ -13,7 +13,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.flower_messages import content_of, parts_of
 from fedbc_lightning.distributed.heartbeat import LostProcessError
-from fedbc_lightning.distributed.interrupts import check
+from fedbc_lightning.distributed.interrupts import raising
 
 log = logging.getLogger(__name__)
 
@@ -121,14 +121,14 @@ class Flower(Backend):
 
         if sent.node is None:
             return False
-        (name,) = [*self._grid.push_messages([Message(content_of(sent.parts), sent.node, sent.kind)])] or [None]
+        message = Message(content_of(sent.parts), sent.node, sent.kind)
+        (name,) = self._call("push_messages", [message]) or [None]
         waiting |= {} if name is None else {name: sent}
         return name is not None
 
     def _pull(self, waiting: dict[str, _Sent]) -> Iterator[tuple[int, bytes | Lost]]:
         """Yield the answers that have come, and ask again where only a process was lost; else wait a little."""
-        check()
-        found = [*self._grid.pull_messages([*waiting])] if waiting else []
+        found = self._call("pull_messages", [*waiting]) if waiting else []
         for reply in found:
             sent = waiting.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:  # an answer that comes twice
@@ -140,13 +140,18 @@ class Flower(Backend):
         if waiting and not found:
             Event().wait(SECONDS_OF_WAIT)
 
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call Flower's grid, which tries without end to reach a SuperLink that has gone; a signal breaks that off."""
+        with raising():
+            return [*getattr(self._grid, method)(*arguments)]
+
     def _find_nodes(self, clients: set[int]) -> None:
         """Ask SuperNodes that have not told which client they are; the first round waits for those of its clients."""
         end = time.monotonic() + (self.wait if self._queries is None else 0)
         queries = self._queries = self._queries or {}
         asked = {sent.of for sent in queries.values()}
         while True:
-            for node in {*self._grid.get_node_ids()} - self._known - asked:
+            for node in {*self._call("get_node_ids")} - self._known - asked:
                 asked.add(node)
                 self._push(_Sent(node, node, "query", {}), queries)
             for node, answer in self._pull(queries):

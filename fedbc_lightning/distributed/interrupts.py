@@ -63,7 +63,7 @@ class Interrupts:
         self.pending: BaseException | None = None
         self._is_spokesman = is_spokesman
         self._previous: dict[int, Any] = {}
-        self._is_over = False
+        self._is_over = self._raises = False
         self._num_signals, self._last = 0, -SECONDS_OF_ONE
         self._show: Callable[[str], object] | None = None
 
@@ -133,6 +133,8 @@ class Interrupts:
             self._previous[SIGCHLD] = signal.signal(SIGCHLD, signal.SIG_DFL)
         if self.pending is None:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
+        if self._raises:
+            check()
 
     def _say(self, words: str, number: int) -> None:
         if self._show is not None:
@@ -147,6 +149,18 @@ def check() -> None:
     active = Interrupts._active
     if active is not None and active.pending is not None and not active._is_over:
         raise active.pending
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Let signals raise at once in this context, in which another library may wait without end."""
+    check()
+    active = Interrupts._active or Interrupts()
+    active._raises = True
+    try:
+        yield
+    finally:
+        active._raises = False
 
 
 @contextmanager

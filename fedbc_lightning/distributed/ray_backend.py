@@ -21,6 +21,7 @@ from lightning.fabric.utilities import rank_zero_only
 from fedbc_lightning.core.checks import Count, at_least
 from fedbc_lightning.core.errors import FRAMEWORKS, ConfigurationError, add_note, in_one_line, needs, notes_of
 from fedbc_lightning.core.machine import num_cores
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.interrupts import check
@@ -142,7 +143,7 @@ class Ray(Backend):
 
     def _lose(self, actor: Any, index: int | None, asks: Sequence[Ask], error: Exception) -> None:
         """Put a new actor into the place of a lost one, unless too many were lost."""
-        clients = "no client" if index is None else f"client {', '.join(map(str, asks[index].clients))}"
+        clients = "no client" if index is None else f"client {shorten(asks[index].clients)}"
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = (lines or [type(error).__name__])[-1].partition(". ")[0].rstrip(".")  # guesses at the causes follow
         self._actors.discard(actor)

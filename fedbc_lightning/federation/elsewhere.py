@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, in_order
 from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content, messages
@@ -101,7 +102,7 @@ class Elsewhere:
                 participants.seconds.pop(client, None)
         if participants.missing and federation.algorithm.needs_all_clients:
             raise ConfigurationError(
-                f"round {server.round}: clients {', '.join(map(str, participants.missing))} were lost, and "
+                f"round {server.round}: clients {shorten([*participants.missing])} were lost, and "
                 f"{federation.algorithm} needs all of them; the state of the round before is kept."
             )
 
@@ -204,7 +205,7 @@ class Elsewhere:
     def _refuse(self, round: int, ask: Ask, reason: str) -> None:
         """Say why the answer to a message is not used."""
         names = self._federation.datamodule.client_names
-        who = ", ".join(str(client if names is None else names[client]) for client in ask.clients)
+        who = shorten(ask.clients if names is None else [names[client] for client in ask.clients])
         log.warning(f"round {round}: client {who} sent nothing that can be used: {reason}.")
 
     def _cohort(self, up: Up, clients: list[int], positions: list[int], hash_up: str) -> Cohort:

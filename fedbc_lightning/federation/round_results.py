@@ -17,6 +17,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import MISSING, SIMULATED_SECONDS, has_value, train_name
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import Sums
@@ -100,7 +101,7 @@ def check_records(
     records = server.records
     dropped = [record["client"] for record in records if record["status"] != "ok"]
     is_nobody_left = len(dropped) == len(records) and algorithm.buffer_size is None  # else others are in flight
-    who = "all clients" if is_nobody_left else f"client {', '.join(map(str, dropped))}"
+    who = "all clients" if is_nobody_left else f"client {shorten(dropped)}"
     problem = f"round {server.round}: weights, buffers, state or loss of {who} became NaN or infinite"
     if dropped and (algorithm.needs_all_clients or (is_nobody_left and not hides_participants)):
         raise ConfigurationError(

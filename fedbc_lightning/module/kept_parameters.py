@@ -9,6 +9,7 @@ from torch import nn
 
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.core.private_torch import BatchNorm
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.state.declaration import BufferPolicy
 
 # Word among the patterns that stands for the parameters of all BatchNorm layers
@@ -37,7 +38,7 @@ def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy
         if not names:
             near = nearest(pattern.replace("*", ""), named)
             hint = f"did you mean '{near}'?" if near else f"give names, patterns such as 'head.*', or {BATCH_NORM}."
-            shown = ", ".join(list(named)[:12]) + (", ..." if len(named) > 12 else "")
+            shown = shorten([*named], 12)
             raise ConfigurationError(
                 f"trainer.local_parameters: '{pattern}' fits no trainable parameter; {hint} The parameters: {shown}."
             )

@@ -4,6 +4,7 @@ Flower's own messages and apps are used, and a grid that gives them to the apps 
 deployment are tried by ``benchmarks/elsewhere.py``.
 """
 
+import signal
 import sys
 from importlib import import_module
 
@@ -20,6 +21,7 @@ from fedbc_lightning.distributed.heartbeat import LostProcessError
 flwr = pytest.importorskip("flwr.app", reason="the extra flower-deploy is not installed; it conflicts with twine")
 
 identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+validate = pytest.importorskip("flwr.common.config").validate_fields_in_config
 identity.task_id, identity.run_id, identity.node_id = 1, 7, 1  # as the process of an app sets them
 
 
@@ -167,11 +169,16 @@ def test_a_supernode_that_starts_again_goes_on(project, monkeypatch, caplog):
 
 
 def test_nobody_answers(project, monkeypatch):
+    """Then the run ends, and a signal ends it where the SuperLink has gone, for which Flower waits without end."""
     app = deploy(project, monkeypatch, *BASE, "--trainer.max_rounds=5", "--trainer.eval_every_n_rounds=0")
     with pytest.raises(
         LostProcessError, match="no client has answered in 3 rounds and evaluations in a row; the last one: the node"
     ):
         Loop(app, ALL, {(k, j): 5 for k in range(4) for j in range(2, 9)}).run()
+    loop = Loop(app, ALL)
+    loop.get_node_ids = lambda: signal.raise_signal(signal.SIGINT) or pytest.fail("it waits")
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
 
 
 SITES = """\
@@ -204,6 +211,8 @@ def test_a_client_has_its_own_data_alone(project, monkeypatch):
     words = [*BASE, "--config", "sites.yaml", "--algorithm=SCAFFOLD", "--trainer.clients_per_round=2"]
     assert run_cli("fit", *words) == 0
     app = deploy(project, monkeypatch, *words)
+    written = import_module("tomli").loads((project / "app" / "pyproject.toml").read_text())
+    assert validate(written) == (True, [], [])
     made = import_module("my_sites").MADE
     made.clear()
     Loop(app, [{"client": "Oslo"}, {"client": 0}], run_config={"trainer.max_rounds": 2}).run()

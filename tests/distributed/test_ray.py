@@ -172,11 +172,10 @@ class Slow(Callback):
 """
 
 
-def is_alive(pid):
+def is_alive(process):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -197,7 +196,7 @@ def test_a_signal_ends_the_run_and_leaves_no_process(project, number):
         else:
             os.kill(program.pid, number)
         done = program.finish(60)
-    wait_until(lambda: not any(is_alive(process.pid) for process in started))
+    wait_until(lambda: not any(is_alive(process) for process in started))
     assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number), done.stderr
     assert "Traceback" not in done.stderr
     if number != signal.SIGKILL:

@@ -33,13 +33,12 @@ BROKEN = {
     "never came": lambda data, others: Lost("its machine was lost"),
     "was never brought": lambda data, others: None,
     "cut off": lambda data, others: data[: len(data) // 2],
-    "of another type": lambda data, others: encode(Down([BAD], [0], None, {}, {})),
     "of another version": lambda data, others: data.replace(b'[\\"3\\", ', b'[\\"1\\", ', 1),
     "of another client, twice": lambda data, others: others[0],
     "zeros out of nothing": lambda data, others: inflated(data),
 }
 OF_LISTS = {
-    "valid": [[1]], "steps": [[-1], [10**30], [True], [1.0]], "losses": [[True]],
+    "steps": [[-1], [10**30], [True], [1.0]],
     "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"], ["net.1.running_mean"] * 2],
     "records": [[{name: 1.0}] for name in ("client", "num_samples", "status", "grad_scale", "seconds", "=cmd()")]
     + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"train_" + "x" * 1001: 1.0}],
