@@ -1,0 +1,215 @@
+"""Run the leaderboard of methods, and write docs/results/methods.md: python docs/make_leaderboard.py [WORKLOAD ...].
+
+Each workload is two studies of `fedbc-cli compare`, which skip what has been run; what came out goes into
+docs/results/methods.csv, from which the page is written. Without a workload the page alone is made anew. Digits take
+three quarters of an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from fedbc_lightning import algorithms
+from fedbc_lightning.cli.classes import fold
+from fedbc_lightning.studies.methods import short
+from fedbc_lightning.studies.numbers import number
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDY = ROOT / "configs" / "studies" / "methods.yaml"
+TABLE = ROOT / "docs" / "results" / "methods.csv"
+PAGE = TABLE.with_suffix(".md")
+
+WORKLOADS: dict[str, tuple[str, list[str]]] = {
+    "digits": ("Digits, 20 clients of two to four digits and very unequal sizes, four of them held out", []),
+}
+"""Title of each workload, and the configs that are layered over methods.yaml for it."""
+
+GROUPS = {"one": "accuracy/global", "own": "accuracy/local"}
+"""The metric by which the methods of a group are tuned, compared and sorted."""
+
+SHOWN = {
+    "accuracy/global": "all test data",
+    "accuracy/local": "own models",
+    "accuracy/worst10": "worst tenth",
+    "accuracy/heldout": "unseen clients",
+    "accuracy/heldout_finetuned": "after 10 steps",
+}
+"""Metrics and the heads of their columns."""
+
+TITLES = {"one": "One model for all clients", "own": "A model for each client"}
+
+HEAD = """\
+# All methods, tuned alike
+
+<!-- Made by `python docs/make_leaderboard.py` from docs/results/methods.csv. Do not edit. -->
+
+Each method of the package on the same clients, with the same initial models and, where the method allows it, the same
+sampled clients in every round.
+
+- **Tuned alike**: each method was tried with four step sizes of the clients, or with values of its own step size where
+  it has one, and with at most three values of a setting of its own: 12 combinations at most, on validation data cut
+  from the clients' training data, with one seed. All combinations ran for a fifth of the rounds; the best third of them
+  ran for all rounds, and the best of these was chosen. The file
+  [methods.yaml](../../configs/studies/methods.yaml) has the values; the column *chosen* says what came out.
+- **Reported** is the last round, as the mean over five seeds with new data splits and initial models. Nothing was
+  chosen on test data.
+- **Better and worse** than FedAvg, in bold or said, survive Holm's correction for all comparisons of their table. The
+  interval in brackets is that of the paired difference (Student's, 95 %), each for itself. One seed tunes and five
+  seeds report, so small differences stay open.
+- **One model** or **own models**: the first table of a workload has the methods that make one model for all, tuned and
+  sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and sorted by
+  the mean accuracy of the own models. FedBC and FedAvg are in both; FedAvg's own models are its clients' models after
+  local training.
+- **Worst tenth** is the mean accuracy of the global model on the tenth of the clients that it serves worst; of FedRep
+  and FedBABU, which have no model for all, it is that of the own models. **Unseen clients** never train: the global
+  model as it is, and after ten steps on a client's own data.
+- **MB and steps** are what a run sent in both directions, and the steps of all clients on the model that they send.
+  Methods that train a second model or a head beside it (Ditto, APFL, FedRep), or take several gradients in a step
+  (pFedMe, Per-FedAvg, Per-FedBC), compute more. A round of FedAsync is the update by one client, so it has a fraction
+  of the steps; FedPD, and L2GD and its kin, need all clients in every round.
+
+Robust rules are not here: [attacks.yaml](../../configs/studies/attacks.yaml) compares them where clients attack.
+
+## Run it again, or add a method of your own
+
+```bash
+python docs/make_leaderboard.py digits             # from a clone; three quarters of an hour on one core
+fedbc-cli compare --config studies/methods.yaml --config mine.yaml --only '[FedAvg, Mine]'
+```
+
+A file of your own adds a method to all of them:
+
+```yaml
+# mine.yaml
+algorithms:
+  Mine:
+    algorithm: my_module.MyMethod
+    strength: {grid: [0.1, 1.0, 10.0]}
+```
+
+`--only` leaves out the others; FedAvg is run again for the same seeds, so that the differences are paired.
+"""
+
+
+def methods() -> dict[str, list[str]]:
+    """Return the names of the methods of each group, as in the study.
+
+    FedBC is in both, and FedAvg, with which all others are compared. Of those with a part of the model for each client
+    the trainer knows; a method by itself does not.
+    """
+    entries = yaml.safe_load(STUDY.read_text(encoding="utf-8"))["algorithms"]
+    classes = {fold(name): getattr(algorithms, name) for name in algorithms.__all__}
+    own = {
+        name: classes[fold((entry or {}).get("algorithm", name))].has_local_model or name in ("FedRep", "FedBABU")
+        for name, entry in entries.items()
+    }
+    return {
+        "one": [name for name in entries if not own[name] or name == "FedBC"],
+        "own": [name for name in entries if own[name] or name == "FedAvg"],
+    }
+
+
+def command(workload: str, group: str) -> list[str]:
+    """Return the command that runs a group of methods on a workload."""
+    metrics = [GROUPS[group], *(name for name in SHOWN if name != GROUPS[group])]
+    layers = [word for name in WORKLOADS[workload][1] for word in ("--config", name)]
+    return [
+        "fedbc-cli", "compare", "--config", "studies/methods.yaml", *layers, "--name", folder(workload, group).name,
+        "--metrics", f"[{', '.join(metrics)}]", "--only", f"[{', '.join(methods()[group])}]",
+    ]  # fmt: skip
+
+
+def folder(workload: str, group: str) -> Path:
+    """Return the folder of a study."""
+    return Path("studies") / (f"methods_{workload}" + "_own" * (group == "own"))
+
+
+def read(workload: str, group: str) -> pd.DataFrame:
+    """Return a row per method of a finished study, from its files."""
+    place = folder(workload, group)
+    runs, differences = pd.read_csv(place / "results.csv"), pd.read_csv(place / "differences.csv")
+    tuned = pd.read_csv(place / "tuning.csv")
+    runs["megabytes"] = (runs["bytes_up"] + runs["bytes_down"]) / 1e6
+    runs["steps"] = [_steps(run) if status == "finished" else None
+                     for run, status in zip(runs["folder"], runs["status"], strict=True)]  # fmt: skip
+    measured = [name for name in SHOWN if name in runs]
+    finished = runs[runs["status"] == "finished"].groupby("algorithm", sort=False)
+    found = finished[[*measured, "megabytes", "steps"]].mean()
+    found["deviation"] = finished[GROUPS[group]].std()
+    found["seeds"] = finished.size()
+    against = differences[differences["metric"] == GROUPS[group]].set_index("algorithm")
+    found = found.join(against[["difference", "low", "high", "p_holm"]])
+    settings = [name for name in tuned if "." in name]
+    best = tuned[tuned["chosen"]].drop_duplicates("algorithm", keep="last").set_index("algorithm")[settings]
+    found["chosen"] = [_said(best.loc[name]) if name in best.index else "" for name in found.index]
+    return found.reset_index().assign(workload=workload, group=group)
+
+
+def _steps(run: str) -> int:
+    return int(pd.read_csv(Path(run) / "clients.csv", usecols=["num_steps"])["num_steps"].sum())
+
+
+def _said(values: pd.Series) -> str:
+    """Return the chosen values in words, e.g. ``lr 0.1, mu 1``."""
+    return ", ".join(f"{key.rpartition('.')[2]} {short(value)}" for key, value in values.dropna().items())
+
+
+def table(rows: pd.DataFrame, group: str) -> str:
+    """Return the table of a group on a workload, the best first."""
+    metric = GROUPS[group]
+    shown = list(dict.fromkeys(name for name in (metric, *SHOWN) if name in rows))
+    heads = ["method", *(SHOWN[name] for name in shown), "− FedAvg", "MB", "steps", "chosen"]
+    lines = [heads, ["---"] * len(heads)]
+    for _, row in rows.sort_values(metric, ascending=False).iterrows():
+        is_told = row["p_holm"] <= 0.05
+        name = f"**{row['algorithm']}**" if is_told and row["difference"] > 0 else row["algorithm"]
+        numbers = ["" if pd.isna(row[of]) else number(row[of], of) for of in shown]
+        numbers[0] += f" ± {number(row['deviation'], metric)}"
+        lines.append(
+            [name, *numbers, _difference(row), f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", row["chosen"]]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _difference(row: pd.Series) -> str:
+    if pd.isna(row["difference"]):
+        return ""
+    words = "better" if row["difference"] > 0 else "worse"
+    numbers = [f"{100 * row[key]:+.1f}".replace("-", "−") for key in ("difference", "low", "high")]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" + f" {words}" * bool(row["p_holm"] <= 0.05)
+
+
+def make_page() -> str:
+    """Return the page: its head, then a chapter per workload with a table per group."""
+    found = pd.read_csv(TABLE)
+    parts = [HEAD.rstrip()]
+    for workload, of_workload in found.groupby("workload", sort=False):
+        parts += [f"## {WORKLOADS[str(workload)][0]}"]
+        for group, rows in of_workload.groupby("group", sort=False):
+            parts += [f"### {TITLES[group]}: {workload}", table(rows.fillna({"chosen": ""}), group)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Run the studies of the named workloads, and write table and page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    for workload in parser.parse_args().workloads:
+        rows = []
+        for group in GROUPS:
+            subprocess.run(command(workload, group), check=False)  # status 1: methods that sample other clients
+            rows.append(read(workload, group))
+        before = pd.read_csv(TABLE) if TABLE.is_file() else pd.DataFrame(columns=["workload"])
+        kept = before[before["workload"] != workload]
+        pd.concat([kept, *rows]).to_csv(TABLE, index=False, float_format="%.6g")
+    PAGE.write_text(make_page(), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
