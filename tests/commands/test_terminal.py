@@ -76,6 +76,7 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
     assert has_cursor
     assert lines[0] == "Loading PyTorch ..."
     assert len(starting(lines, "round ")) == len(live(lines, "accuracy/global")) == 1
+    assert len(live(lines, "train/double")) == 1  # the module asks for it
     for said in (STOPPING, STILL)[: min(presses, 2)]:
         assert sum(said[:50] in line for line in lines) == 1
     assert not any("Traceback" in line for line in lines)
@@ -89,12 +90,6 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
     assert again.returncode == 0, again.stderr
     assert ", resumed after round 1" in again.stdout
     assert "round    3/3" in again.stdout
-
-
-def test_what_the_module_asks_for_stands_on_the_screen(project):
-    with on_terminal([*FIT, "--model", "waiting.Waiting"], project, 60) as program:
-        assert program.finish() == 0
-        assert len(live(program.lines, "train/double")) == 1
 
 
 def test_ctrl_c_during_the_imports_has_no_traceback(project):

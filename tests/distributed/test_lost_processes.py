@@ -135,10 +135,13 @@ def test_who_was_killed_is_named_and_how_to_go_on(project):
     assert "Traceback" not in said
 
 
-SPAWNED = pytest.mark.nightly(reason="six new Pythons: forks are started again alike, test_launchers.py has two")
-
-
-@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=SPAWNED), "ddp_fork"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("auto", marks=pytest.mark.nightly(reason="six new Pythons; test_launchers.py starts two")),
+        "ddp_fork",
+    ],
+)
 def test_a_run_is_started_again_by_itself(project, undisturbed, strategy):
     words = ["--trainer.strategy", strategy, "--trainer.max_restarts", 2]
     status, said = kill(project, *words, after={3: 0, 6: 1, 8: 0})

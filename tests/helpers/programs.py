@@ -1,7 +1,6 @@
 """Python programs in processes of their own, of which none outlives the test that started it."""
 
 import functools
-import io
 import multiprocessing
 import os
 import random
@@ -27,7 +26,6 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import lightning as environment
 from lightning.fabric.utilities import registry
-from PIL import Image
 
 from fedbc_lightning.data import partition_report
 from helpers.scripts import ROOT
@@ -36,6 +34,11 @@ with suppress(ImportError):  # on Windows
     import fcntl
 
 TESTS = ROOT / "tests"
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
+"""In place of the picture of a partition, which takes half a second in each run; tests/partition draws them."""
 LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 Words = Sequence[object]
@@ -232,16 +235,9 @@ def free_port() -> int:
             return found.getsockname()[1]
 
 
-def no_picture(datamodule: object) -> bytes:
-    """In place of a partition's, which takes half a second in each run; tests/partition draws them."""
-    file = io.BytesIO()
-    Image.new("L", (1, 1)).save(file, "PNG")
-    return file.getvalue()
-
-
 def settle() -> None:
     """Lightning takes such ports, and reads once which packages offer callbacks: while tests run, none is installed."""
-    partition_report.partition_png = no_picture
+    partition_report.partition_png = lambda datamodule: PIXEL
     environment.find_free_network_port = free_port  # type: ignore[assignment]
     if not hasattr(registry.entry_points, "cache_info"):
         registry.entry_points = functools.cache(registry.entry_points)
@@ -291,7 +287,7 @@ def ensure_preloaded() -> None:
     START.set_forkserver_preload(["helpers.preloaded"])
     os.chdir(ROOT)
     try:
-        with patch.dict(os.environ, PYTHONPATH=f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+        with patch.dict(os.environ, PYTHONPATH=str(TESTS)):
             forkserver.ensure_running()
     finally:
         os.chdir(here)
