@@ -69,6 +69,11 @@ def _copy_reports(app: Sphinx, problem: Exception | None) -> None:
         shutil.copytree(Path(app.srcdir) / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True)
 
 
+def _leave_out(app: Sphinx, kind: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
+    """Leave ``__new__`` out, which autodoc lists beside ``__init__`` and no class here defines for its callers."""
+    return True if name == "__new__" else None
+
+
 def _draw_formula(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
     """Write TeX, which GitHub hands to MathJax, as MathML."""
     translator.body.append(f'<span class="formula">{tex2mathml(node.astext())}</span>')
@@ -78,6 +83,7 @@ def _draw_formula(translator: HTML5Translator, node: nodes.math | nodes.math_blo
 def setup(app: Sphinx) -> None:
     """Connect what happens to a page before it is read, and what draws formulas."""
     app.add_html_math_renderer("mathml", (_draw_formula, None), (_draw_formula, None))
+    app.connect("autodoc-skip-member", _leave_out)
     app.connect("source-read", _include_whole_files)
     app.connect("source-read", _offer_examples)
     app.connect("source-read", _open_reports)
