@@ -52,17 +52,17 @@ Each method of the package on the same clients, with the same initial models and
 sampled clients in every round.
 
 - **Tuned alike**: each method was tried with four step sizes of the clients, or with values of its own step size where
-  it has one, and with at most three values of a setting of its own: 12 combinations at most, on validation data cut
-  from the clients' training data, with one seed. All combinations ran for a fifth of the rounds; the best third of them
-  ran for all rounds, and the best of these was chosen. The file
+  it has one, and with at most three values of a setting of its own. These are 12 combinations at most, on validation
+  data cut from the clients' training data, with one seed. All combinations ran for a fifth of the rounds. The best
+  third of them ran for all rounds, and the best of these was chosen. The file
   [methods.yaml](../../configs/studies/methods.yaml) has the values; the column *chosen* says what came out.
 - **Reported** is the last round, as the mean over five seeds with new data splits and initial models. Nothing was
   chosen on test data.
 - **Better and worse** than FedAvg, in bold or said, survive Holm's correction for all comparisons of their table. The
   interval in brackets is that of the paired difference (Student's, 95 %), each for itself. One seed tunes and five
   seeds report, so small differences stay open.
-- **One model** or **own models**: the first table of a workload has the methods that make one model for all, tuned and
-  sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and sorted by
+- **One model** or **own models**: the first table of a workload has the methods that make one model for all. They are
+  tuned and sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and sorted by
   the mean accuracy of the own models. FedBC and FedAvg are in both; FedAvg's own models are its clients' models after
   local training.
 - **Worst tenth** is the mean accuracy of the global model on the tenth of the clients that it serves worst; of FedRep
