@@ -62,9 +62,9 @@ sampled clients in every round.
   interval in brackets is that of the paired difference (Student's, 95 %), each for itself. One seed tunes and five
   seeds report, so small differences stay open.
 - **One model** or **own models**: the first table of a workload has the methods that make one model for all. They are
-  tuned and sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and sorted by
-  the mean accuracy of the own models. FedBC and FedAvg are in both; FedAvg's own models are its clients' models after
-  local training.
+  tuned and sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and
+  sorted by the mean accuracy of the own models. FedBC and FedAvg are in both; FedAvg's own models are its clients'
+  models after local training.
 - **Worst tenth** is the mean accuracy of the global model on the tenth of the clients that it serves worst; of FedRep
   and FedBABU, which have no model for all, it is that of the own models. **Unseen clients** never train: the global
   model as it is, and after ten steps on a client's own data.
