@@ -249,6 +249,8 @@ def note_end(run: Run, error: str | None = None) -> None:
         run: The run.
         error: Reason why it failed, in one sentence; None if it finished.
     """
+    if error is None and RunRecord.newest(run.folder) is None:  # to wait for the table would be to wait for ever
+        error = f"it has finished, but its metrics.csv is gone; remove '{run.folder}', and it is run again."
     write_note(run, is_finished=error is None, error=error, ended_at=time.time())
 
 

@@ -15,7 +15,7 @@ notebooks = pytest.mark.parametrize("path", [*TUTORIALS, *EXAMPLES], ids=lambda 
 
 SHORTER = [
     (r"(max_rounds\W+)\d\d", r"\g<1>3"), ("round == 30", "round == 3"),
-    ("seeds=4", "seeds=2, workers=1"), ("seeds: 3", "seeds: 2\nworkers: 1"),
+    ("seeds=5", "seeds=2, workers=1"), ("seeds: 3", "seeds: 2\nworkers: 1"),
     ("import subprocess", "from helpers import programs"), (r"subprocess\.run", "programs.run_forked"),
 ]  # fmt: skip
 """What the test puts into notebooks, which are written for a reader with more time."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.pages.sections import partition_blocks
@@ -72,3 +73,8 @@ def test_a_value_of_another_type_is_refused_in_one_line_or_counts_as_missing(pro
         assert len(refused) > 10
         assert all(str(path.parent) in said and "\n" not in said for said in refused)
         path.write_text(text)
+    (run.record.folder / "metrics.csv").unlink()
+    do_if_free(run, time.time())
+    state = State(run)
+    state.look(0.0)
+    assert "its metrics.csv is gone; remove" in state.error  # and it is not begun again and again
