@@ -2,6 +2,7 @@
 
 import json
 import re
+from shutil import copytree
 
 import pytest
 from helpers.browser import ask_page
@@ -38,6 +39,12 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
+@pytest.fixture
+def copied(site, tmp_path):
+    """A copy of the site, into which a test may write."""
+    return copytree(site, tmp_path / "site")
+
+
 @pytest.mark.slow
 def test_reports_open_on_the_site(site):
     reports = {path.name for path in (DOCS / "reports").glob("*.html")}
@@ -46,24 +53,26 @@ def test_reports_open_on_the_site(site):
 
 
 @pytest.mark.slow
-def test_what_people_search_is_among_the_first_three_hits(site):
+def test_what_people_search_is_among_the_first_three_hits(copied):
     script = f"""return {json.dumps([*SEARCHED])}.map(
         word => Search._performSearch(...Search._parseQuery(word)).slice(-3).map(hit => hit[0]))"""
-    found = ask_page(site / "search.html", script, 1400, site)["answer"]
+    found = ask_page(copied / "search.html", script, 1400, copied)["answer"]
     assert [(word, hits) for (word, page), hits in zip(SEARCHED.items(), found, strict=True) if page not in hits] == []
 
 
 @pytest.mark.slow
-def test_no_line_of_code_is_cut(site):
+def test_no_line_of_code_is_cut(copied):
     article = re.compile(r"(?<=<article)(.*?)</article>", re.DOTALL)
-    pages = "".join(page.read_text(encoding="utf-8") for page in site.rglob("*.html"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in copied.rglob("*.html"))
     whole = article.sub(
         lambda _: "</article><article".join(article.findall(pages)) + "</article>",
-        (site / "index.html").read_text(encoding="utf-8"),
+        (copied / "index.html").read_text(encoding="utf-8"),
     )
-    (site / "whole.html").write_text(whole, encoding="utf-8")  # the articles of all pages in one: a browser starts once
-    (site / "frames.html").write_text(FRAMES)
-    assert ask_page(site / "frames.html", CUT, 1400, site)["answer"] == []
+    (copied / "whole.html").write_text(
+        whole, encoding="utf-8"
+    )  # the articles of all pages in one: a browser starts once
+    (copied / "frames.html").write_text(FRAMES)
+    assert ask_page(copied / "frames.html", CUT, 1400, copied)["answer"] == []
 
 
 @pytest.mark.slow
