@@ -163,16 +163,15 @@ def table(rows: pd.DataFrame, group: str) -> str:
     """Return the table of a group on a workload, the best first."""
     metric = GROUPS[group]
     shown = list(dict.fromkeys(name for name in (metric, *SHOWN) if name in rows))
-    heads = ["method", *(SHOWN[name] for name in shown), "− FedAvg", "MB", "steps", "chosen"]
+    heads = ["method", SHOWN[metric], "− FedAvg", *(SHOWN[name] for name in shown[1:]), "MB", "steps", "chosen"]
     lines = [heads, ["---"] * len(heads)]
     for _, row in rows.sort_values(metric, ascending=False).iterrows():
         is_told = row["p_holm"] <= 0.05
         name = f"**{row['algorithm']}**" if is_told and row["difference"] > 0 else row["algorithm"]
         numbers = ["" if pd.isna(row[of]) else number(row[of], of) for of in shown]
         numbers[0] += f" ± {number(row['deviation'], metric)}"
-        lines.append(
-            [name, *numbers, _difference(row), f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", row["chosen"]]
-        )
+        costs = f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", row["chosen"]
+        lines.append([name, numbers[0], _difference(row), *numbers[1:], *costs])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
