@@ -41,6 +41,9 @@ SHOWN = {
 }
 """Metrics and the heads of their columns."""
 
+SEEDS = 5
+"""Number of runs of each method."""
+
 TITLES = {"one": "One model for all clients", "own": "A model for each client"}
 
 HEAD = """\
@@ -48,26 +51,27 @@ HEAD = """\
 
 <!-- Made by `python docs/make_leaderboard.py` from docs/results/methods.csv. Do not edit. -->
 
-Each method of the package on the same clients, with the same initial models and, where the method allows it, the same
+Each method of the package on one workload so far, on the same clients, with the same initial models and, where the method allows it, the same
 sampled clients in every round.
 
 - **Tuned alike**: each method was tried with four step sizes of the clients, or with values of its own step size where
-  it has one, and with at most three values of a setting of its own. These are 12 combinations at most, on validation
-  data cut from the clients' training data, with one seed. All combinations ran for a fifth of the rounds. The best
-  third of them ran for all rounds, and the best of these was chosen. The file
-  [methods.yaml](../../configs/studies/methods.yaml) has the values; the column *chosen* says what came out.
+  it has one, and with at most three values of a setting of its own. These are 12 combinations at most, and four for
+  methods that have nothing of their own to choose. They were tried on validation data cut from the clients' training
+  data, with one seed. All combinations ran for a fifth of the rounds. The best third of them ran for all rounds, and
+  the best of these was chosen. The file [methods.yaml](../../configs/studies/methods.yaml) has the values, and what was
+  fixed by hand, such as no momentum; the column *chosen* says what came out.
 - **Reported** is the last round, as the mean over five seeds with new data splits and initial models. Nothing was
   chosen on test data.
 - **Better and worse** than FedAvg, in bold or said, survive Holm's correction for all comparisons of their table. The
   interval in brackets is that of the paired difference (Student's, 95 %), each for itself. One seed tunes and five
-  seeds report, so small differences stay open.
+  seeds report, so only large differences are told apart: −22 points with an interval of ±11 stay open.
 - **One model** or **own models**: the first table of a workload has the methods that make one model for all. They are
   tuned and sorted by its accuracy on all test data. The second has those that make a model for each client, tuned and
   sorted by the mean accuracy of the own models. FedBC and FedAvg are in both; FedAvg's own models are its clients'
   models after local training.
 - **Worst tenth** is the mean accuracy of the global model on the tenth of the clients that it serves worst; of FedRep
   and FedBABU, which have no model for all, it is that of the own models. **Unseen clients** never train: the global
-  model as it is, and after ten steps on a client's own data.
+  model as it is, and after ten steps on a client's own data with the chosen step size.
 - **MB and steps** are what a run sent in both directions, and the steps of all clients on the model that they send.
   Methods that train a second model or a head beside it (Ditto, APFL, FedRep), or take several gradients in a step
   (pFedMe, Per-FedAvg, Per-FedBC), compute more. A round of FedAsync is the update by one client, so it has a fraction
@@ -137,11 +141,12 @@ def read(workload: str, group: str) -> pd.DataFrame:
     runs["megabytes"] = (runs["bytes_up"] + runs["bytes_down"]) / 1e6
     runs["steps"] = [_steps(run) if status == "finished" else None
                      for run, status in zip(runs["folder"], runs["status"], strict=True)]  # fmt: skip
+    if set(runs.loc[runs["status"] == "finished"].groupby("algorithm").size()) != {SEEDS} or len(runs) % SEEDS:
+        raise SystemExit(f"{place}: not all {SEEDS} runs of each method have finished; see results.csv.")
     measured = [name for name in SHOWN if name in runs]
     finished = runs[runs["status"] == "finished"].groupby("algorithm", sort=False)
     found = finished[[*measured, "megabytes", "steps"]].mean()
     found["deviation"] = finished[GROUPS[group]].std()
-    found["seeds"] = finished.size()
     against = differences[differences["metric"] == GROUPS[group]].set_index("algorithm")
     found = found.join(against[["difference", "low", "high", "p_holm"]])
     settings = [name for name in tuned if "." in name]

@@ -25,7 +25,7 @@ from fedbc_lightning.pages.pages import report
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.drawing import save
-from fedbc_lightning.studies.methods import SECTIONS
+from fedbc_lightning.studies.methods import SECTIONS, without
 from fedbc_lightning.studies.origins import UNCHECKED, check_precedence
 from fedbc_lightning.studies.parsed_runs import check_data_files
 from fedbc_lightning.studies.results import StudyRecord, finished
@@ -139,7 +139,8 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
     merged: dict[str, dict[str, Any]] = {"algorithms": {}, "overrides": {}}
     for content, key in itertools.product(layers, merged):
         of_layer = content.get(key)
-        merged[key] |= of_layer if isinstance(of_layer, dict) else {}  # the parser refuses what is none
+        if isinstance(of_layer, dict):  # the parser refuses what is none
+            merged[key] = without(merged[key], of_layer) | of_layer
     parser.words = words
     given = parser.parse_args(words)
     for key, default in Study.__dataclass_fields__.items():
@@ -149,8 +150,8 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "variants", "factors")}  # the runs build these
     settings["overrides"] = given["overrides"] | merged["overrides"]
-    if not any(option_values(words, ("--algorithms",))):  # which replaces those of all files
-        settings["algorithms"] = merged["algorithms"] | given["algorithms"]
+    typed = [load(value) for _, value in option_values(words, ("--algorithms",))]  # replaces those of all files
+    settings["algorithms"] = typed[-1] if typed else merged["algorithms"] | given["algorithms"]
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 

@@ -93,8 +93,8 @@ def without(settings: Mapping[str, Any], others: Iterable[str]) -> dict[str, Any
         >>> without({"mu": 1, "model.lr": 0.1}, ["algorithm.init_args.mu"])
         {'model.lr': 0.1}
     """
-    replaced = {plain_key(full_key(key)) for key in others}
-    return {key: value for key, value in settings.items() if plain_key(full_key(key)) not in replaced}
+    replaced = {plain_key(full_key(str(key))) for key in others}  # keys that are no text are refused later
+    return {key: value for key, value in settings.items() if plain_key(full_key(str(key))) not in replaced}
 
 
 @dataclass(frozen=True)

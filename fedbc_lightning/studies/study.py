@@ -14,7 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.metric_names import is_lower_better, is_of_validation, on_split
-from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, is_range, short, without
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, is_range, plain_key, short, without
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import Report, can_choose
@@ -176,9 +176,12 @@ class Study:
                         key in self.algorithms or (key in SECTIONS and not is_class),
                     f"{place}: the study itself gives {key} to its runs; leave it out.": key in OWN,
                 })  # fmt: skip
-        for key in self.overrides:
+        in_variants = {plain_key(key) for settings in self.variants.values() for key in settings or {}}
+        for key, value in self.overrides.items():
             if self.algorithm_of(key) is None:
                 check_known("overrides", [key.partition(".")[0]], [*SECTIONS, *self.algorithms])
+                refuse({f"overrides.{key}: a range, of which variants have values; leave it, or them, out.":
+                    is_range(value) and plain_key(key) in in_variants})  # fmt: skip
 
     def algorithm_of(self, key: str) -> str | None:
         """Return the algorithm that a key such as ``mu 1.5.mu`` is for, the longest name of several; None: for all."""

@@ -35,6 +35,13 @@ def test_an_override_is_for_the_algorithm_with_the_longest_name():
     assert study.given["overrides"] == {"mu 1.5.mu": 1.5, "mu 1.mu": 1}
 
 
+def test_an_override_replaces_a_range_however_it_is_spelled():
+    words = ["--config", "studies/methods.yaml", "--only", "[FedAvg]", "--overrides", "{model.init_args.lr: 0.1}"]
+    study = read_study("compare", words)
+    assert not study.methods[0].tuned
+    assert settings(study, "FedAvg")["model.init_args.lr"] == 0.1
+
+
 def test_several_overrides_of_a_command_line_are_merged():
     words = ["--overrides", "{data.alpha: 0.7}", "--overrides", "{data.beta: 1e-1}"]
     found = settings(read_study("compare", [*UNTUNED, *words]), "FedAvg")
@@ -48,9 +55,9 @@ def test_a_further_file_adds_an_algorithm_and_the_command_line_replaces_them_all
     words = ["--config", "ours.yaml", "--config", "mine.yaml"]
     merged = {"FedAvg": {"weighting": "uniform"}, "FedProx": {"mu": 1}, "Mine": {"algorithm": "FedAvgM"}}
     assert read_study("compare", words).algorithms == merged
-    assert read_study("compare", [*words, "--algorithms", "{FedBC: {dual_lr: 1}}"]).algorithms == {
-        "FedBC": {"dual_lr": 1}
-    }
+    alone = ["--algorithms", "{FedBC: {dual_lr: 1}}"]
+    for typed in ([*words, *alone], [*words[:2], *alone, *words[2:]]):
+        assert read_study("compare", typed).algorithms == {"FedBC": {"dual_lr": 1}}
 
 
 def test_a_study_given_as_text_is_held_against_itself(tmp_path, monkeypatch):

@@ -104,6 +104,7 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"tuning": Tuning(max_rounds=[25, 5, None])}, "tuning.max_rounds: got .25, 5, None.; give T"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: a value is there twice"),
+        ({"overrides": {"data.init_args.c": {"grid": [1, 2]}}, "factors": FACTORS}, "a range, of which variants have"),
         ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
         ({"algorithms": {"FedProx": {"mu": {"low": 0, "high": 1, "log": True}}}}, "low: 0 has no logarithm"),
     ],
