@@ -51,8 +51,8 @@ HEAD = """\
 
 <!-- Made by `python docs/make_leaderboard.py` from docs/results/methods.csv. Do not edit. -->
 
-Each method of the package on one workload so far, on the same clients, with the same initial models and, where the method allows it, the same
-sampled clients in every round.
+Each method of the package on one workload so far, on the same clients, with the same initial models and, where the
+method allows it, the same sampled clients in every round.
 
 - **Tuned alike**: each method was tried with four step sizes of the clients, or with values of its own step size where
   it has one, and with at most three values of a setting of its own. These are 12 combinations at most, and four for
