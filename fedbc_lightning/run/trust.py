@@ -23,8 +23,8 @@ from fedbc_lightning.core.files import make_folder, read, write
 # Classes of this package, and those of torch and Lightning that a config needs; a class name begins with a capital, and
 # one more module may stand before it, so that no function and no module that one of these imports is among them
 SHIPPED = re.compile(
-    r"(?<![\w.])(fedbc_lightning(\.[a-z]\w*)?|torch\.(optim|nn)|lightning\.pytorch\.(callbacks|loggers)|"
-    r"torchvision\.transforms)(\.[a-z]\w*)?\.[A-Z]\w*(?![\w.])"
+    r"(fedbc_lightning(\.[a-z]\w*)?|torch\.(optim|nn)|lightning\.pytorch\.(callbacks|loggers)|"
+    r"torchvision\.transforms)(\.[a-z]\w*)?\.[A-Z]\w*"
 )
 SIGNATURE = "# signed by the user who ran it: "
 
@@ -76,10 +76,12 @@ def _other_code(text: str, folder: Path) -> Iterator[str]:
                 if value not in seen:
                     seen.add(value)
                     waiting.append(value)  # a section may be given as a text
-                    # A message may look for a class in the middle of a text that is wrong.
-                    modules = re.findall(r"\w+(?=\.\w)", SHIPPED.sub("", value))
+                    # A message may look for a class in the middle of a text that is wrong. Identifiers are asked of
+                    # Python: they have characters that \w has not.
+                    names = "".join(c if c == "." or f"a{c}".isidentifier() else " " for c in value).split()
+                    modules = {part for name in names if not SHIPPED.fullmatch(name) for part in name.split(".")[:-1]}
                     places = Path.cwd(), folder
-                    if any(map(_is_importable, modules)) or any(_is_file(value, place) for place in places):
+                    if any(map(_is_importable, modules - {""})) or any(_is_file(value, place) for place in places):
                         yield value
 
 

@@ -1,6 +1,7 @@
 """What SECURITY.md promises: foreign configs, files that unpack to more than they may, names that a terminal obeys."""
 
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -38,14 +39,18 @@ HIDING = {
     "verify": {"data": "evil.Data"},
     "plan": {"optimizer": {"class_path": "fedbc_lightning.core.files.os.system"}},
 }
+# No regular expression has these characters in its words, and Python has them in its names.
+STRANGE = {"data": "evil.\u2118"}, {"data": "ev\u0301il.Data"}, {"model": {"class_path": "\u2118torch.nn.Linear"}}
 
 
-@pytest.mark.parametrize(("command", "hidden"), HIDING.items())
+@pytest.mark.parametrize(("command", "hidden"), [*HIDING.items(), *(("test", hidden) for hidden in STRANGE)])
 def test_a_foreign_config_runs_no_code_unless_it_is_named(foreign, capsys, command, hidden):
     config = foreign / "config.yaml"
     content = yaml.safe_load(config.read_text()) | {"data": "DigitsDataModule"} | hidden
     config.write_text(yaml.safe_dump(content).replace("FOLDER", str(foreign)))
     (foreign / "section.yaml").write_text("class_path: evil.Model")
+    for name in ("ev\u0301il", "\u2118torch"):
+        shutil.copy("evil.py", f"{name}.py")
     assert run_cli(command, "--ckpt_path", foreign) == 2
     assert f"name it: --config {config}" in capsys.readouterr().err
     assert not (foreign.parents[2] / "imported").exists()
