@@ -82,8 +82,10 @@ def source_hash(kind: type) -> str:
             with suppress(RecursionError):
                 text = ast.unparse(path)
                 found.add(text)
-                names = _global_names(symtable(text, "", "exec"))
                 paths = [tuple(name.split(".")) for name in DOTTED.findall(IMPORTS.sub("", text))]
+                names = {name for name, *_ in paths}
+                with suppress(SyntaxError):  # a ``nonlocal`` of the function around a class
+                    names = _global_names(symtable(text, "", "exec"))
                 waiting += [(where, path) for path in paths if path[0] in names]
         elif makers is None:
             found.add(repr(part))
