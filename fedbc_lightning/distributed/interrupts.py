@@ -126,11 +126,11 @@ class Interrupts:
             os._exit(128 + number)
         if self._num_signals > 1:
             self._say(f"{name}: still stopping; once more ends the process at once.", number)
-            return
-        self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
-        # torch's handler would raise, as data loader workers got the signal, too
-        if SIGCHLD is not None:
-            self._previous[SIGCHLD] = signal.signal(SIGCHLD, signal.SIG_DFL)
+        else:
+            self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
+            # torch's handler would raise, as data loader workers got the signal, too
+            if SIGCHLD is not None:
+                self._previous[SIGCHLD] = signal.signal(SIGCHLD, signal.SIG_DFL)
         if self.pending is None:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
         if self._raises:
@@ -154,10 +154,10 @@ def check() -> None:
 @contextmanager
 def raising() -> Iterator[None]:
     """Let signals raise at once in this context, in which another library may wait without end."""
-    check()
     active = Interrupts._active or Interrupts()
-    active._raises = True
     try:
+        active._raises = True  # first: a signal between the two lines would only be noted
+        check()
         yield
     finally:
         active._raises = False

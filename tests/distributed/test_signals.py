@@ -8,6 +8,8 @@ from helpers.boring import read_csv
 from helpers.command_line import TINY
 from helpers.programs import forked, wait_until
 
+from fedbc_lightning.distributed import interrupts
+
 MODULE = """\
 import os
 import time
@@ -86,6 +88,18 @@ def test_a_signal_ends_the_run_wherever_it_comes(project, name, where):
     assert "interrupted; go on with: fedbc-cli fit" in done.stderr
     assert last_round(project) == 1
     assert read_csv(project / "runs/tiny/FedAvg-0/metrics.csv")[-1]["round"] == "1"
+
+
+def test_each_signal_breaks_off_a_call_that_may_not_end(monkeypatch):
+    monkeypatch.setattr(interrupts, "SECONDS_OF_ONE", 0)
+    check = interrupts.check
+    with interrupts.Interrupts(), interrupts.raising():
+        for _ in range(2):  # the first may come in a __del__, which drops exceptions
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(interrupts, "check", lambda: (check(), signal.raise_signal(signal.SIGINT)))
+    with interrupts.Interrupts(), pytest.raises(KeyboardInterrupt), interrupts.raising():
+        pytest.fail("the call has begun")
 
 
 def test_a_third_signal_gives_the_save_up(project):
