@@ -63,8 +63,10 @@ def source_hash(kind: type) -> str:
     Of functions, classes and values of the user's that is the text that makes them, wherever it stands, and what that
     names in turn; of what others wrote it is the name, because packages have versions. Code is read, and neither run
     nor imported for this: a value that is another at each start has one text. Comments, docstrings and line breaks do
-    not count. What no text names is not found, such as a module or an entry of a table whose name is computed. It is
-    empty for code without a source, such as a class that was typed at a prompt.
+    not count. A method that a module calls on a name of its own, as a statement or as a decorator, makes that name,
+    too. What no text names is not found, such as a module or an entry of a table whose name is computed, what a
+    function changes that a module calls, and the arguments of a function that makes the class. It is empty for code
+    without a source, such as a class that was typed at a prompt.
 
     Example:
         >>> source_hash(dict)
@@ -152,6 +154,10 @@ def _makers(source: bytes, package: str) -> dict[str, list[Any]]:
                 makers[part.name].append(node)
             elif isinstance(getattr(part, "ctx", None), ast.Store):  # of table["a"] = 1 it is the table
                 makers[re.split(r"\W", ast.unparse(part))[0]].append(node)
+            changing = [part.value] if isinstance(part, ast.Expr) else getattr(part, "decorator_list", [])
+            for name in re.findall(r"^(\w+)[.[]", "\n".join(map(ast.unparse, changing)), re.MULTILINE):
+                if not any(isinstance(made, tuple) for made in makers.get(name, [()])):  # it is of this file
+                    makers[name].append(part)
     return makers
 
 
