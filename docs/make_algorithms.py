@@ -121,13 +121,21 @@ A method is chosen by its usual name, in any case (`--algorithm fedavgm`), or wi
 codecs.
 """
 
-SYMBOLS = """\
-There are N clients, S of them in a round, S_t.
-Client i has n_i training samples, and p_i is its weight in the mean.
-z is the global model, w_i the client's iterate in local training, and x_i the model that a client keeps, all in d
-parameters; Δ_i = z − w_i.
-f_i and g_i are its loss and its mini-batch gradient, η is the learning rate of the user's optimizer, and E the number
-of epochs."""
+SYMBOLS = {
+    "N": "the number of clients",
+    "S": "the number of clients in a round",
+    "S_t": "the set of a round's clients",
+    "n_i": "the number of client i's training samples",
+    "p_i": "client i's weight in the mean",
+    "z": "the global model",
+    "w_i": "client i's model in local training",
+    "x_i": "the model that client i keeps",
+    "f_i": "client i's loss",
+    "g_i": "client i's gradient on a mini-batch",
+    "η": "the learning rate of the user's optimizer",
+    "E": "the number of epochs",
+}
+"""What is meant on a page that does not say so itself."""
 
 CURVES = """\
 One run with [digits.yaml](../../configs/digits.yaml), the config below, and seed 0: ten clients, {clients} of them in
@@ -256,7 +264,7 @@ def method(cls: type[FederatedAlgorithm], files: list[tuple[str, str]]) -> str:
     text.append(f"![Accuracy of {doc.name} on digits, beside FedAvg]({slug(cls)}.svg)")
     text.append(CURVES.format(clients="all" if cls.needs_all_clients else "5"))
     text += ["## Problem", sections.get("", ""), sections["Problem"], "## Update", sections["Update"]]
-    text += [inline(" ".join(SYMBOLS.split()))]
+    text += [symbols("\n".join(line for name in ("Problem", "Update") for b in doc.sections[name] for line in b.lines))]
     text += ["## Properties"]
     text += [f"**{title}.** {sections[title]}" for title in PROPERTIES]
     text += ["## Paper", sections["References"], *(f"[arXiv:{n}](https://arxiv.org/abs/{n})" for n in papers(cls))]
@@ -268,6 +276,16 @@ def method(cls: type[FederatedAlgorithm], files: list[tuple[str, str]]) -> str:
         text.append("\n".join(f"- [`{name}`](../../configs/{name}): {inline(title)}" for name, title in files[1:]))
     text.append(f"The class is `{import_path(cls)}`, one of [all methods](../algorithms.md).")
     return "\n\n".join(part for part in text if part) + "\n"
+
+
+def symbols(formulas: str) -> str:
+    """What the symbols mean that a method's formulas use and do not define with ``=``."""
+    used = [
+        f"{name} is {meaning}"
+        for name, meaning in SYMBOLS.items()
+        if re.search(rf"(?<!\w){name}(?!\w)", formulas) and not re.search(rf"(?<!\S){name}₀? = (?!z)", formulas)
+    ]
+    return inline(f"Here {'; '.join(used)}.") if used else ""
 
 
 def all_clients(cls: type[FederatedAlgorithm]) -> str:

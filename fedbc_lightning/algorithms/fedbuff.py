@@ -19,7 +19,7 @@ class FedBuff(FederatedAlgorithm):
 
         client    starts from the present z as soon as one of the S places is free,  w_i ← E epochs from z,
                   and sends Δ_i = w_i − z when its time on the simulated clock is over
-        server    for every K updates that arrive:  z ← z + η / K Σ s(τ_i) Δ_i
+        server    for every K updates that arrive:  z ← z + η_s / K Σ s(τ_i) Δ_i
                   τ_i: updates of z since client i started,    s(τ) = (1 + τ)^−a,  a = 1/2
 
     State:
@@ -34,7 +34,7 @@ class FedBuff(FederatedAlgorithm):
     Local model:
         A client's own model is its last w_i, from its start on.
     Degenerate cases:
-        With equal speeds, K = S and η = 1, every update is fresh, and it is FedAvg with uniform weights.
+        With equal speeds, K = S and η_s = 1, every update is fresh, and it is FedAvg with uniform weights.
     Departures:
         A client starts at most once from one version of z, and arrivals at the same time count before anybody starts.
         The paper's clients train for a number of steps, and may be in flight more than once. A client whose weights
@@ -46,7 +46,7 @@ class FedBuff(FederatedAlgorithm):
 
     Args:
         buffer_size: Number K ≥ 1 of updates that the server waits for; the paper takes 10.
-        server_lr: Step size η > 0 of the server.
+        server_lr: Step size η_s > 0 of the server.
         staleness: Weight of an update by its staleness: ``"polynomial"`` (1 + τ)^−a, which is the paper's with a = 0.5,
             ``"constant"`` 1, or ``"hinge"``, see :class:`~fedbc_lightning.server.Staleness`.
         staleness_a: Exponent or slope a ≥ 0.
