@@ -31,7 +31,9 @@ nb_render_markdown_format = "myst"  # the default knows no tables
 
 autodoc_class_signature = "separated"  # the signature of FederatedTrainer would fill the head of its page
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # docstrings say what a value means; the source is one click away
+autodoc_typehints_format = "short"  # types are links in signatures; docstrings say what a value means
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 napoleon_custom_sections = [
     "Problem", "Update", "State", "Communication", "Partial work", "Local model", "Degenerate cases", "Departures",
 ]  # fmt: skip
