@@ -262,7 +262,8 @@ class Cohort:
         for name, values in self._staged.items():
             # A staged model without buffers is w itself, which is checked where it is made.
             if values.data_ptr() != self.w.data_ptr() and not self._are_finite(values).all():
-                self.require_finite(values, self[name])
+                # As the store keeps them, for which -3.4e38 may be -inf
+                self.require_finite(*(self._store.as_kept(name, each) for each in (values, self[name])))
         for values in self.messages.values():
             self.require_finite(values)
 

@@ -77,6 +77,13 @@ def test_rows_in_bfloat16_are_rounded_and_start_values_are_not(tmp_path):
         assert torch.equal(row[: len(initial)], initial) == (client not in trained)
 
 
+def test_a_mask_that_is_kept_as_infinity_loses_no_client(tmp_path):
+    model, trainer = make_model(), make_trainer(tmp_path, client_dtype="bfloat16")
+    model.register_buffer("mask", torch.tensor(torch.finfo(torch.float32).min))
+    trainer.fit(model, BoringData(), ALGORITHMS["fedbc"]())
+    assert {row["status"] for row in read_csv(f"{trainer.log_dir}/clients.csv")} == {"ok"}
+
+
 def test_local_models_are_evaluated_from_the_file(tmp_path, in_file):
     in_file()
     trainer = fit(tmp_path)
