@@ -25,7 +25,7 @@ TABLE = ROOT / "docs" / "results" / "methods.csv"
 PAGE = TABLE.with_suffix(".md")
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
-    "digits": ("Digits, 20 clients of two to four digits and very unequal sizes, four of them held out", []),
+    "digits": ("Digits, 20 clients of two to four digits and very unequal sizes, of which four never train", []),
 }
 """Title of each workload, and the configs that are layered over methods.yaml for it."""
 

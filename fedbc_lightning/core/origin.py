@@ -132,11 +132,9 @@ def _makers(source: bytes, package: str) -> dict[str, list[Any]]:
 
     The whole file has an empty name.
     """
-    tree, makers = ast.parse(source), defaultdict[str, list[Any]](list)
+    tree, makers = _without_docstrings(ast.parse(source)), defaultdict[str, list[Any]](list)
     makers[""] = [tree]
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
-            node.body = node.body[1:] or [ast.Pass()]
         if isinstance(node, ast.ClassDef):
             makers[node.name].append(node)  # also one that a function makes
         elif isinstance(node, ast.Import):
@@ -154,11 +152,23 @@ def _makers(source: bytes, package: str) -> dict[str, list[Any]]:
                 makers[part.name].append(node)
             elif isinstance(getattr(part, "ctx", None), ast.Store):  # of table["a"] = 1 it is the table
                 makers[re.split(r"\W", ast.unparse(part))[0]].append(node)
-            changing = [part.value] if isinstance(part, ast.Expr) else getattr(part, "decorator_list", [])
-            for name in re.findall(r"^(\w+)[.[]", "\n".join(map(ast.unparse, changing)), re.MULTILINE):
+            for name in _called_names(part):
                 if not any(isinstance(made, tuple) for made in makers.get(name, [()])):  # it is of this file
                     makers[name].append(part)
     return makers
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+def _called_names(part: ast.AST) -> list[str]:
+    """Return the names that a statement calls something on: ``table.update(...)``, or ``@table.register`` above it."""
+    calls = [part.value] if isinstance(part, ast.Expr) else getattr(part, "decorator_list", [])
+    return re.findall(r"^(\w+)[.[]", "\n".join(map(ast.unparse, calls)), re.MULTILINE)
 
 
 def _global_names(table: SymbolTable) -> set[str]:

@@ -63,8 +63,12 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
     Raises:
         ConfigurationError: No run takes the value of an override.
     """
-    algorithms = {method.name: {plain_key(full_key(key)) for key in study.own_settings(method.name)}
-                  for method in study.methods}  # fmt: skip
+    # Ranges of the overrides have become the methods' own, and ranges that are not tuned are gone.
+    algorithms = {
+        method.name: {plain_key(full_key(key)) for key in study.own_settings(method.name)}
+        & {*map(plain_key, [*method.settings, *method.tuned])}
+        for method in study.methods
+    }
     variants = {name: {*map(plain_key, settings or {})} for name, settings in study.variants.items()}
     for key in keys:
         owner, plain = study.algorithm_of(key), plain_key(key)

@@ -182,7 +182,7 @@ def test_torchrun_starts_a_run_again(project):
 def test_a_run_goes_on_with_the_machines_that_are_left_and_with_those_that_come_back(project, undisturbed):
     place = f"127.0.0.1:{free_port()}"
     options = {"nnodes": "1:2", "max-restarts": 1, "rdzv-backend": "c10d", "rdzv-endpoint": place, "rdzv-id": "x",
-               "rdzv-conf": "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=5"}  # fmt: skip
+               "rdzv-conf": "last_call_timeout=12,keep_alive_interval=1,keep_alive_max_attempt=5"}  # fmt: skip
     torchrun = ("-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()))
     words = command(project, "--trainer.devices", "auto", launcher=torchrun)
     share = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # with torch's default no machine can join a run under way

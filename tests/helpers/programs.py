@@ -34,6 +34,7 @@ with suppress(ImportError):  # on Windows
     import fcntl
 
 TESTS = ROOT / "tests"
+PICTURE_OF = partition_report.partition_png
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
     "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"

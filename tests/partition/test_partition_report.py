@@ -5,19 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.programs import PICTURE_OF
 from matplotlib import pyplot
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning.cli.printed_tables import show_partition
 from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule, partition_report
-from fedbc_lightning.data.partition_report import partition_png
 from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition
 
 
 @pytest.fixture(autouse=True)
 def with_pictures(monkeypatch):
     """Other tests do without."""
-    monkeypatch.setattr(partition_report, "partition_png", partition_png)
+    monkeypatch.setattr(partition_report, "partition_png", PICTURE_OF)
 
 
 def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, partitioner=None, **kwargs):

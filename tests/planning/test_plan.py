@@ -219,20 +219,16 @@ def test_what_a_study_takes_beside_the_steps_of_its_runs(study, monkeypatch):
 
 def test_finished_runs_of_a_study_count_for_nothing(study):
     method, tuned = study.methods
-    for seed in (2, 3):
-        study.run("E=1", method, seed).folder.mkdir(parents=True)
-    for seed in (0, 1):
-        run = study.run("E=1", method, seed)
-        (run.folder / "FedAvg-0").mkdir(parents=True)
+    trials = [study.trial("E=3", tuned, 0, {"algorithm.mu": mu}) for mu in (0.1, 1.0)]
+    runs = [study.run("E=1", method, seed) for seed in (0, 1, 3)]
+    for run in (*runs, *trials):
+        table = run.folder / "FedAvg-0/metrics.csv"
+        table.parent.mkdir(parents=True)
+        table.touch()
         note_end(run)
-        (run.folder / "FedAvg-0/metrics.csv").touch()
+        if run in (runs[-1], trials[-1]):  # whose tables were removed
+            table.unlink()
+    study.run("E=1", method, 2).folder.mkdir(parents=True)
     note_beginning(study.run("E=1", method, 2), since=0.0)
-    note_end(study.run("E=1", method, 3))  # whose tables were removed
-    for mu in (0.1, 1.0):
-        trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
-        (trial.folder / "FedAvg-0").mkdir(parents=True)
-        note_end(trial)
-        if mu == 0.1:  # the other's tables were removed
-            (trial.folder / "FedAvg-0/metrics.csv").touch()
     rows = plan_study(study)
     assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
