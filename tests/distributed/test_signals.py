@@ -90,6 +90,15 @@ def test_a_signal_ends_the_run_wherever_it_comes(project, name, where):
     assert read_csv(project / "runs/tiny/FedAvg-0/metrics.csv")[-1]["round"] == "1"
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is not ignored, as in programs that a shell has started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_each_signal_breaks_off_a_call_that_may_not_end(monkeypatch):
     monkeypatch.setattr(interrupts, "SECONDS_OF_ONE", 0)
     check = interrupts.check
