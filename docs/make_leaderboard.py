@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -17,7 +18,7 @@ import yaml
 from fedbc_lightning import algorithms
 from fedbc_lightning.cli.classes import fold
 from fedbc_lightning.studies.methods import short
-from fedbc_lightning.studies.numbers import number
+from fedbc_lightning.studies.numbers import difference_and_interval, number
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "configs" / "studies" / "methods.yaml"
@@ -40,9 +41,6 @@ SHOWN = {
     "accuracy/heldout_finetuned": "after 10 steps",
 }
 """Metrics and the heads of their columns."""
-
-SEEDS = 5
-"""Number of runs of each method."""
 
 TITLES = {"one": "One model for all clients", "own": "A model for each client"}
 
@@ -100,13 +98,18 @@ algorithms:
 """
 
 
+def study() -> dict[str, Any]:
+    """Return what methods.yaml says."""
+    return dict(yaml.safe_load(STUDY.read_text(encoding="utf-8")))
+
+
 def methods() -> dict[str, list[str]]:
     """Return the names of the methods of each group, as in the study.
 
     FedBC is in both, and FedAvg, with which all others are compared. Of those with a part of the model for each client
     the trainer knows; a method by itself does not.
     """
-    entries = yaml.safe_load(STUDY.read_text(encoding="utf-8"))["algorithms"]
+    entries = study()["algorithms"]
     classes = {fold(name): getattr(algorithms, name) for name in algorithms.__all__}
     own = {
         name: classes[fold((entry or {}).get("algorithm", name))].has_local_model or name in ("FedRep", "FedBABU")
@@ -138,25 +141,19 @@ def read(workload: str, group: str) -> pd.DataFrame:
     place = folder(workload, group)
     runs, differences = pd.read_csv(place / "results.csv"), pd.read_csv(place / "differences.csv")
     tuned = pd.read_csv(place / "tuning.csv")
+    if (runs["status"] != "finished").any() or {*runs.groupby("algorithm").size()} != {study()["seeds"]}:
+        raise SystemExit(f"{place}: not all runs of each method have finished; see results.csv.")
     runs["megabytes"] = (runs["bytes_up"] + runs["bytes_down"]) / 1e6
-    runs["steps"] = [_steps(run) if status == "finished" else None
-                     for run, status in zip(runs["folder"], runs["status"], strict=True)]  # fmt: skip
-    if set(runs.loc[runs["status"] == "finished"].groupby("algorithm").size()) != {SEEDS} or len(runs) % SEEDS:
-        raise SystemExit(f"{place}: not all {SEEDS} runs of each method have finished; see results.csv.")
-    measured = [name for name in SHOWN if name in runs]
-    finished = runs[runs["status"] == "finished"].groupby("algorithm", sort=False)
-    found = finished[[*measured, "megabytes", "steps"]].mean()
-    found["deviation"] = finished[GROUPS[group]].std()
+    runs["steps"] = [pd.read_csv(Path(run) / "clients.csv")["num_steps"].sum() for run in runs["folder"]]
+    by_method = runs.groupby("algorithm", sort=False)
+    found = by_method[[*(name for name in SHOWN if name in runs), "megabytes", "steps"]].mean()
+    found["deviation"] = by_method[GROUPS[group]].std()
     against = differences[differences["metric"] == GROUPS[group]].set_index("algorithm")
-    found = found.join(against[["difference", "low", "high", "p_holm"]])
+    found = found.join(against[["num_pairs", "difference", "low", "high", "p_holm"]])
     settings = [name for name in tuned if "." in name]
     best = tuned[tuned["chosen"]].drop_duplicates("algorithm", keep="last").set_index("algorithm")[settings]
     found["chosen"] = [_said(best.loc[name]) if name in best.index else "" for name in found.index]
     return found.reset_index().assign(workload=workload, group=group)
-
-
-def _steps(run: str) -> int:
-    return int(pd.read_csv(Path(run) / "clients.csv", usecols=["num_steps"])["num_steps"].sum())
 
 
 def _said(values: pd.Series) -> str:
@@ -171,21 +168,14 @@ def table(rows: pd.DataFrame, group: str) -> str:
     heads = ["method", SHOWN[metric], "− FedAvg", *(SHOWN[name] for name in shown[1:]), "MB", "steps", "chosen"]
     lines = [heads, ["---"] * len(heads)]
     for _, row in rows.sort_values(metric, ascending=False).iterrows():
-        is_told = row["p_holm"] <= 0.05
-        name = f"**{row['algorithm']}**" if is_told and row["difference"] > 0 else row["algorithm"]
+        verdict = ("better" if row["difference"] > 0 else "worse") if row["p_holm"] <= 0.05 else ""
+        name = f"**{row['algorithm']}**" if verdict == "better" else row["algorithm"]
+        difference = difference_and_interval(row, metric, study()["seeds"]) if row["num_pairs"] else ""
         numbers = ["" if pd.isna(row[of]) else number(row[of], of) for of in shown]
         numbers[0] += f" ± {number(row['deviation'], metric)}"
         costs = f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", row["chosen"]
-        lines.append([name, numbers[0], _difference(row), *numbers[1:], *costs])
+        lines.append([name, numbers[0], f"{difference} {verdict}".strip(), *numbers[1:], *costs])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _difference(row: pd.Series) -> str:
-    if pd.isna(row["difference"]):
-        return ""
-    words = "better" if row["difference"] > 0 else "worse"
-    numbers = [f"{100 * row[key]:+.1f}".replace("-", "−") for key in ("difference", "low", "high")]
-    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" + f" {words}" * bool(row["p_holm"] <= 0.05)
 
 
 def make_page() -> str:
@@ -195,7 +185,10 @@ def make_page() -> str:
     for workload, of_workload in found.groupby("workload", sort=False):
         parts += [f"## {WORKLOADS[str(workload)][0]}"]
         for group, rows in of_workload.groupby("group", sort=False):
-            parts += [f"### {TITLES[group]}: {workload}", table(rows.fillna({"chosen": ""}), group)]
+            parts += [
+                f"### {TITLES[group]}: {workload}",
+                table(rows.fillna({"chosen": "", "num_pairs": 0}).astype({"num_pairs": int}), group),
+            ]
     return "\n\n".join(parts) + "\n"
 
 

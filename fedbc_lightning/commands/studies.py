@@ -148,7 +148,7 @@ def _build(parser: FederatedArgumentParser, words: list[str], layers: list[dict[
             raise UsageError(f"{key}: got null; leave the key out, or give a value.")
     given.name = given.name or (names[-1] if names else "study")
     given.pop("config", None)
-    settings = {key: given[key] for key in ("algorithms", "variants", "factors")}  # the runs build these
+    settings = {key: given[key] for key in ("variants", "factors")}  # the runs build these, and algorithms
     settings["overrides"] = given["overrides"] | merged["overrides"]
     typed = [load(value) for _, value in option_values(words, ("--algorithms",))]  # replaces those of all files
     settings["algorithms"] = typed[-1] if typed else merged["algorithms"] | given["algorithms"]

@@ -267,7 +267,7 @@ def check_unpacked(path: str | Path, most: int | None = None) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             size = sum(part.file_size for part in file.infolist())
-            most = most or memory_of_machine()
+            most = memory_of_machine() if most is None else most
             if size > most:
                 raise ValueError(f"it unpacks to {bytes_said(size)}, more than the {bytes_said(most)} that it may")
             if (damaged := file.testzip()) is not None:

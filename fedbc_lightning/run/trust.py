@@ -80,8 +80,8 @@ def _other_code(text: str, folder: Path) -> Iterator[str]:
                     # Python: they have characters that \w has not.
                     names = "".join(c if c == "." or f"a{c}".isidentifier() else " " for c in value).split()
                     modules = {part for name in names if not SHIPPED.fullmatch(name) for part in name.split(".")[:-1]}
-                    places = Path.cwd(), folder
-                    if any(map(_is_importable, modules - {""})) or any(_is_file(value, place) for place in places):
+                    is_code = any(map(_is_importable, modules - {""}))
+                    if is_code or _is_file(value, Path.cwd()) or _is_file(value, folder):
                         yield value
 
 

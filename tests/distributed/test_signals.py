@@ -98,8 +98,7 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heard")
-def test_each_signal_breaks_off_a_call_that_may_not_end(monkeypatch):
+def test_each_signal_breaks_off_a_call_that_may_not_end(monkeypatch, heard):
     monkeypatch.setattr(interrupts, "SECONDS_OF_ONE", 0)
     check = interrupts.check
     with interrupts.Interrupts(), interrupts.raising():

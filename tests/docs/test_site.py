@@ -63,14 +63,13 @@ def test_what_people_search_is_among_the_first_three_hits(copied):
 @pytest.mark.slow
 def test_no_line_of_code_is_cut(copied):
     article = re.compile(r"(?<=<article)(.*?)</article>", re.DOTALL)
-    pages = "".join(page.read_text(encoding="utf-8") for page in copied.rglob("*.html"))
+    found = article.findall("".join(page.read_text(encoding="utf-8") for page in copied.rglob("*.html")))
     whole = article.sub(
-        lambda _: "</article><article".join(article.findall(pages)) + "</article>",
+        lambda _: "</article><article".join(found) + "</article>",
         (copied / "index.html").read_text(encoding="utf-8"),
     )
-    (copied / "whole.html").write_text(
-        whole, encoding="utf-8"
-    )  # the articles of all pages in one: a browser starts once
+    assert whole.count("<pre") > 300  # the articles of all pages in one: a browser starts once
+    (copied / "whole.html").write_text(whole, encoding="utf-8")
     (copied / "frames.html").write_text(FRAMES)
     assert ask_page(copied / "frames.html", CUT, 1400, copied)["answer"] == []
 

@@ -228,7 +228,8 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
         note_end(run)
         if run in (runs[-1], trials[-1]):  # whose tables were removed
             table.unlink()
-    study.run("E=1", method, 2).folder.mkdir(parents=True)
-    note_beginning(study.run("E=1", method, 2), since=0.0)
+    begun = study.run("E=1", method, 2)
+    begun.folder.mkdir(parents=True)
+    note_beginning(begun, since=0.0)
     rows = plan_study(study)
     assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
