@@ -29,10 +29,11 @@ class StudyProgress:
     def __init__(self, title: str, console: Console, states: Sequence[State]) -> None:
         self._title, self._console, self._states = title, console, states
         self._notebook = NotebookOutput() if console.is_jupyter else None
-        columns = BarColumn(30), TextColumn("{task.description}", markup=False)
-        self._bar = Progress(*columns, console=console, transient=True)
+        description = TextColumn("{task.description}", markup=False)
+        self._bar = Progress(BarColumn(30), description, console=console, transient=True)
         self._bar.add_task(title, total=len(states), completed=self._done)  # type: ignore[arg-type]
-        self._open = [state for state in states if state.is_open]
+        # A worker may have failed with a run before this stage asks for it: that is news, too.
+        self._open = [state for state in states if state.status != "finished"]
         self._last_line = time.perf_counter()
         self._began: tuple[float, float] | None = None
 

@@ -71,12 +71,12 @@ def compare(project, monkeypatch, capfd):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_what_is_seen_of_runs_at_work(monkeypatch, is_terminal):
-    """Two runs are being done, of which one went on from an earlier session."""
+    """Two runs are being done, one of them from an earlier session; one has failed before anybody looked."""
     study = Study(**{**TINY, "name": "study"})
     states = [State(study.run(variant, method, 0)) for variant in study.variants for method in study.methods]
     states[0].round, states[0].max_rounds = 2, 8
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=is_terminal, width=120, color_system=None)
+    states[5].status = "failed"
+    console = Console(file=(out := io.StringIO()), force_terminal=is_terminal, width=120, color_system=None)
     monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
     now = [0.0]
     console.get_time = lambda: now[0]
@@ -87,12 +87,13 @@ def test_what_is_seen_of_runs_at_work(monkeypatch, is_terminal):
             states[3].status = "running"
             progress.show()
     said = out.getvalue()
-    assert "runs: 6 runs" in said
+    assert said.startswith("runs: 6 runs\n")
+    assert said.count("failed: E=3 / FedBC / seed 0: None") == 1
     assert re.search(r"E=1 / FedAvg / seed 0 .*round 4/8", said)
     assert re.search(r"E=3 / FedAvg / seed 0 .*starting", said)
     assert "E=1 / FedBC" not in said
     if not is_terminal:
-        assert "runs: 0 of 6 runs, 10 s, about 7 min 20 s left; E=1 / FedAvg" in said  # 5.5 runs, an eighth in 10 s
+        assert "runs: 0 of 6 runs, 1 failed, 10 s, about 6 min 0 s left; E=1 / FedAvg" in said  # 4.5 runs, 8 × 10 s
 
 
 def test_the_time_left_is_right_from_the_second_run_on(monkeypatch):
