@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from make_algorithms import FAMILIES, PERSONAL
 
-from fedbc_lightning import algorithms
 from fedbc_lightning.cli.classes import fold
 from fedbc_lightning.studies.methods import short
 from fedbc_lightning.studies.numbers import difference_and_interval, number
@@ -57,7 +57,8 @@ method allows it, the same sampled clients in every round.
   methods that have nothing of their own to choose. They were tried on validation data cut from the clients' training
   data, with one seed. All combinations ran for a fifth of the rounds. The best third of them ran for all rounds, and
   the best of these was chosen. The file [methods.yaml](../../configs/studies/methods.yaml) has the values, and what was
-  fixed by hand, such as no momentum; the column *chosen* says what came out.
+  fixed by hand, such as no momentum; the columns *tried* and *chosen* say how many combinations it had and what
+  came out.
 - **Reported** is the last round, as the mean over five seeds with new data splits and initial models. Nothing was
   chosen on test data.
 - **Better and worse** than FedAvg, in bold or said, survive Holm's correction for all comparisons of their table. The
@@ -104,20 +105,13 @@ def study() -> dict[str, Any]:
 
 
 def methods() -> dict[str, list[str]]:
-    """Return the names of the methods of each group, as in the study.
-
-    FedBC is in both, and FedAvg, with which all others are compared. Of those with a part of the model for each client
-    the trainer knows; a method by itself does not.
-    """
+    """Return the names of the methods of each group, as in the study; FedAvg and FedBC are in both."""
     entries = study()["algorithms"]
-    classes = {fold(name): getattr(algorithms, name) for name in algorithms.__all__}
-    own = {
-        name: classes[fold((entry or {}).get("algorithm", name))].has_local_model or name in ("FedRep", "FedBABU")
-        for name, entry in entries.items()
-    }
+    personal = {"local", *(fold(name) for family in PERSONAL for name in FAMILIES[family])}
+    own = [name for name, entry in entries.items() if fold((entry or {}).get("algorithm", name)) in personal]
     return {
-        "one": [name for name in entries if not own[name] or name == "FedBC"],
-        "own": [name for name in entries if own[name] or name == "FedAvg"],
+        "one": [name for name in entries if name not in own or name == "FedBC"],
+        "own": [name for name in entries if name in own or name == "FedAvg"],
     }
 
 
@@ -151,6 +145,7 @@ def read(workload: str, group: str) -> pd.DataFrame:
     against = differences[differences["metric"] == GROUPS[group]].set_index("algorithm")
     found = found.join(against[["num_pairs", "difference", "low", "high", "p_holm"]])
     settings = [name for name in tuned if "." in name]
+    found["tried"] = tuned.drop_duplicates(["algorithm", *settings]).groupby("algorithm").size()
     best = tuned[tuned["chosen"]].drop_duplicates("algorithm", keep="last").set_index("algorithm")[settings]
     found["chosen"] = [_said(best.loc[name]) if name in best.index else "" for name in found.index]
     return found.reset_index().assign(workload=workload, group=group)
@@ -165,7 +160,8 @@ def table(rows: pd.DataFrame, group: str) -> str:
     """Return the table of a group on a workload, the best first."""
     metric = GROUPS[group]
     shown = list(dict.fromkeys(name for name in (metric, *SHOWN) if name in rows))
-    heads = ["method", SHOWN[metric], "− FedAvg", *(SHOWN[name] for name in shown[1:]), "MB", "steps", "chosen"]
+    others = *(SHOWN[name] for name in shown[1:]), "MB", "steps", "tried", "chosen"
+    heads = ["method", SHOWN[metric], "− FedAvg", *others]
     lines = [heads, ["---"] * len(heads)]
     for _, row in rows.sort_values(metric, ascending=False).iterrows():
         verdict = ("better" if row["difference"] > 0 else "worse") if row["p_holm"] <= 0.05 else ""
@@ -173,7 +169,7 @@ def table(rows: pd.DataFrame, group: str) -> str:
         difference = difference_and_interval(row, metric, study()["seeds"]) if row["num_pairs"] else ""
         numbers = ["" if pd.isna(row[of]) else number(row[of], of) for of in shown]
         numbers[0] += f" ± {number(row['deviation'], metric)}"
-        costs = f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", row["chosen"]
+        costs = f"{row['megabytes']:.1f}", f"{row['steps']:,.0f}", f"{row['tried']:.0f}", row["chosen"]
         lines.append([name, numbers[0], f"{difference} {verdict}".strip(), *numbers[1:], *costs])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -187,7 +183,7 @@ def make_page() -> str:
         for group, rows in of_workload.groupby("group", sort=False):
             parts += [
                 f"### {TITLES[group]}: {workload}",
-                table(rows.fillna({"chosen": "", "num_pairs": 0}).astype({"num_pairs": int}), group),
+                table(rows.fillna({"chosen": "", "tried": 0, "num_pairs": 0}).astype({"num_pairs": int}), group),
             ]
     return "\n\n".join(parts) + "\n"
 

@@ -91,17 +91,18 @@ def named(run: Run) -> Iterator[None]:
 def check_runs(study: Study) -> None:
     """Build what the runs of a study name, in this process, and refuse settings that no study can have.
 
-    Every algorithm is built in every variant, in the first one with every value of its grids, and as a trial.
+    Every algorithm is built in every variant with the first values of its grids, and with the others in trials of the
+    first variant.
 
     Raises:
         ConfigurationError: A command line is wrong, something cannot be built, or a setting is refused; the message
             names the run. Or the study is strict, and runs in its folder were of other code, data or versions.
     """
-    seed, (first, *others) = study.seed_list[0], study.variants
-    runs = [study.run(first, method, seed, tried) for method in study.methods for tried in method.each_value()]
-    runs += [study.run(variant, method, seed, method.first()) for variant in others for method in study.methods]
-    seed, tuned = study.tuning.seeds[0], [method for method in study.methods if method.tuned]
-    runs += [study.trial(first, method, seed, method.first()) for method in tuned]
+    seed, first = study.seed_list[0], next(iter(study.variants))
+    runs = [study.run(variant, method, seed, method.first()) for variant in study.variants for method in study.methods]
+    for method in (method for method in study.methods if method.tuned):
+        tries = [*method.each_value()][1:] or [method.first()]
+        runs += [study.trial(first, method, study.tuning.seeds[0], tried) for tried in tries]
     _check_unchanged(study, [_checked(study, run) for run in runs])
 
 

@@ -178,7 +178,7 @@ def test_torchrun_starts_a_run_again(project):
     assert last(project)["fedbc_lightning"]["round"] == 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="a minute, of which machines wait for each other for half")
 def test_a_run_goes_on_with_the_machines_that_are_left_and_with_those_that_come_back(project, undisturbed):
     place = f"127.0.0.1:{free_port()}"
     options = {"nnodes": "1:2", "max-restarts": 1, "rdzv-backend": "c10d", "rdzv-endpoint": place, "rdzv-id": "x",

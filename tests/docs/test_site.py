@@ -9,6 +9,7 @@ from helpers.browser import ask_page
 from helpers.programs import run_python
 from helpers.scripts import ROOT
 
+pytestmark = pytest.mark.nightly(reason="a minute; the workflow docs runs it at each push")
 DOCS = ROOT / "docs"
 SEARCHED = {
     "resume": "howto/resume", "export": "howto/personal_models", "predict": "howto/personal_models",
@@ -45,14 +46,12 @@ def copied(site, tmp_path):
     return copytree(site, tmp_path / "site")
 
 
-@pytest.mark.slow
 def test_reports_open_on_the_site(site):
     reports = {path.name for path in (DOCS / "reports").glob("*.html")}
     linked = set(re.findall(r'<a href="reports/([^"]+)">', (site / "results.html").read_text(encoding="utf-8")))
     assert linked == reports == {path.name for path in (site / "reports").iterdir()}
 
 
-@pytest.mark.slow
 def test_what_people_search_is_among_the_first_three_hits(copied):
     script = f"""return {json.dumps([*SEARCHED])}.map(
         word => Search._performSearch(...Search._parseQuery(word)).slice(-3).map(hit => hit[0]))"""
@@ -60,7 +59,6 @@ def test_what_people_search_is_among_the_first_three_hits(copied):
     assert [(word, hits) for (word, page), hits in zip(SEARCHED.items(), found, strict=True) if page not in hits] == []
 
 
-@pytest.mark.slow
 def test_no_line_of_code_is_cut(copied):
     article = re.compile(r"(?<=<article)(.*?)</article>", re.DOTALL)
     found = article.findall("".join(page.read_text(encoding="utf-8") for page in copied.rglob("*.html")))
@@ -74,7 +72,6 @@ def test_no_line_of_code_is_cut(copied):
     assert ask_page(copied / "frames.html", CUT, 1400, copied)["answer"] == []
 
 
-@pytest.mark.slow
 def test_the_site_works_offline_and_on_a_phone(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")

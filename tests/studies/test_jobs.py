@@ -46,7 +46,10 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.nightly(reason="as Ctrl-C in test_compare.py")), signal.SIGKILL],
+)
 def test_jobs_of_this_machine_end_with_the_command(project, number):
     endless = {"jobs": 1, "overrides": {"trainer.max_rounds": 100_000}}
     (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | endless))
