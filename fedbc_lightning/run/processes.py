@@ -118,7 +118,7 @@ class Restarts:
         """Ask for the rest of the run after an error.
 
         Raises:
-            BaseException: The error, if no process was lost, too many were, or no round was finished since the start.
+            BaseException: The error, if no process was lost, too many were, or no further round was saved.
         """
         last, most = self.last, self._settings.max_restarts
         self._number += 1

@@ -94,7 +94,7 @@ class RunSettings:
             numbers are the same. See ``docs/howto/backends.md``.
         max_restarts: Number of times that a run of several processes on this machine goes on from its last checkpoint
             by itself after a process was killed or does not answer; ``strategy: auto`` is ``ddp_spawn`` then. It ends
-            earlier if no round was finished in between. See ``docs/howto/clusters.md``.
+            earlier if it is lost twice at the same checkpoint. See ``docs/howto/clusters.md``.
         precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. The server's
             state is at least float32.
         deterministic: Whether runs on GPUs must repeat bit for bit. True: an operation without a deterministic
