@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import at_least, check_arguments, within
+from fedbc_lightning.core.checks import at_least, checked, within
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 
 CPU = torch.device("cpu")
@@ -113,6 +113,7 @@ class BatchAugmentation(nn.Module, ABC):
         """
 
 
+@checked("augment")
 class RandomCrop(BatchAugmentation):
     """Moves each image by a random offset and pads it with zeros, as torchvision's RandomCrop, but in whole batches.
 
@@ -123,7 +124,6 @@ class RandomCrop(BatchAugmentation):
 
     def __init__(self, padding: Annotated[int, at_least(1)]) -> None:
         super().__init__()
-        check_arguments(RandomCrop, locals(), "augment")
         self.padding = padding
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
@@ -137,6 +137,7 @@ class RandomCrop(BatchAugmentation):
         return windows[torch.arange(len(images), device=images.device), :, rows, columns]
 
 
+@checked("augment")
 class RandomHorizontalFlip(BatchAugmentation):
     """Mirrors each image, left to right, with some probability, as torchvision's class, but in whole batches.
 
@@ -146,7 +147,6 @@ class RandomHorizontalFlip(BatchAugmentation):
 
     def __init__(self, probability: Annotated[float, within(0, 1)] = 0.5) -> None:
         super().__init__()
-        check_arguments(RandomHorizontalFlip, locals(), "augment")
         self.probability = probability
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:

@@ -8,12 +8,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.checks import Fraction, NotNegative, check_arguments
+from fedbc_lightning.core.checks import Fraction, NotNegative, checked
 from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.federation.participation import num_sampled
 from fedbc_lightning.run.trainer_attributes import RunView
 
 
+@checked("trainer.callbacks: ByzantineClients")
 class ByzantineClients(Callback):
     """Lets a fixed part of the clients replace their trained w_i before sending it; they keep it as their own, too.
 
@@ -38,7 +39,6 @@ class ByzantineClients(Callback):
     def __init__(
         self, fraction: Fraction = 0.2, attack: Literal["sign_flip", "random"] = "sign_flip", scale: NotNegative = 1.0
     ) -> None:
-        check_arguments(ByzantineClients, locals(), "trainer.callbacks: ByzantineClients")
         self.fraction, self.attack, self.scale = fraction, attack, scale
 
     def clients(self, num_clients: int, seed: int) -> list[int]:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedbc_lightning.core.checks import check_arguments
+from fedbc_lightning.core.checks import checked
 from fedbc_lightning.core.devices import device_name, tf32_used
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.metric_names import EPSILON, KEY_PLACES, TRAIN_LOSS, Measured, measured, train_name
@@ -173,6 +173,7 @@ View = PlainView | NotebookView | TerminalView
 NUM_SHOWN = 4
 
 
+@checked("trainer.callbacks: RoundProgressBar")
 class RoundProgressBar(Callback):
     """Shows rounds and numbers live on a terminal or in a notebook, else in plain lines, and a table at the end.
 
@@ -181,7 +182,6 @@ class RoundProgressBar(Callback):
     """
 
     def __init__(self, plain_every_n_seconds: float = 5.0) -> None:
-        check_arguments(RoundProgressBar, locals(), "trainer.callbacks: RoundProgressBar")
         self.plain_every_n_seconds = plain_every_n_seconds
         self._console: Console | None = None
         self._view: View | None = None

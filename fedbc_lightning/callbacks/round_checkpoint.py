@@ -10,12 +10,13 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fedbc_lightning.core.checks import check_arguments
+from fedbc_lightning.core.checks import checked
 from fedbc_lightning.core.files import told
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
 
 
+@checked("trainer.callbacks: RoundCheckpoint")
 class RoundCheckpoint(Checkpoint):
     """Keeps the checkpoint of the best round by a logged metric as ``checkpoints/best.ckpt``.
 
@@ -38,7 +39,6 @@ class RoundCheckpoint(Checkpoint):
         filename: str = "best.ckpt",
         dirpath: str | os.PathLike | None = None,
     ) -> None:
-        check_arguments(RoundCheckpoint, locals(), "trainer.callbacks: RoundCheckpoint")
         self.monitor = monitor
         self.mode = mode
         self.filename = filename

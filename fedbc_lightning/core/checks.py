@@ -14,7 +14,7 @@ from functools import cache, wraps
 from itertools import chain
 from numbers import Integral, Real
 from os import PathLike
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.origin import is_ours
@@ -64,6 +64,9 @@ Fraction = Annotated[float, SHARE]
 NotNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
 UnitInterval = Annotated[float, within(0, 1)]
+
+Made = TypeVar("Made", bound=type)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -115,29 +118,54 @@ class Checked:
     def __init_subclass__(cls, **options: Any) -> None:
         """Let the class's own ``__init__`` check what it is given."""
         super().__init_subclass__(**options)
-        init: Any = vars(cls).get("__init__")
-        if init is None or not is_ours(cls):
-            return
+        if "__init__" in vars(cls) and is_ours(cls):
+            checked(cls.section)(cls)
+
+
+def checked(section: str) -> Callable[[Made], Made]:
+    """Let the ``__init__`` of a class, such as a dataclass, check its arguments as that of :class:`Checked` does."""
+
+    def decorate(cls: Made) -> Made:
+        init: Any = cls.__init__  # type: ignore[misc]
         own = _names(init)
         has_others = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(init).parameters.values())
 
         @wraps(init)
-        def checked(self: Any, *args: Any, **given: Any) -> None:
+        def with_checks(self: Any, *args: Any, **given: Any) -> None:
             bases = [_names(base.__init__) for base in type(self).__mro__]  # type: ignore[misc]
             known = dict.fromkeys(chain(*bases, own))  # somebody may have replaced an __init__
-            taken = known if has_others else own
-            for name in [name for name in given if name not in taken]:  # Python's own message would name a base class
-                meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
-                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'; {meant}")
-            check_arguments(cls, dict(zip(own, args, strict=False)) | given, cls.section)
+            _refuse_unknown(type(self).__name__, given, known, known if has_others else own)
+            check_arguments(cls, dict(zip(own, args, strict=False)) | given, section)
             init(self, *args, **given)
 
-        cls.__init__ = checked  # type: ignore[method-assign]
+        cls.__init__ = with_checks  # type: ignore[misc]
+        return cls
+
+    return decorate
 
 
-def _names(init: Any) -> list[str]:
-    """Return the names of the arguments of an ``__init__``, without ``self`` and those of any name."""
-    return [name for name, each in inspect.signature(init).parameters.items() if each.kind in _NAMED][1:]
+def knows_arguments(method: Method) -> Method:
+    """Let a method refuse an argument that it does not have as classes with checks do."""
+    known = _names(method)
+
+    @wraps(method)
+    def with_check(self: Any, *args: Any, **given: Any) -> Any:
+        _refuse_unknown(method.__name__, given, known, known)
+        return method(self, *args, **given)
+
+    return with_check  # type: ignore[return-value]
+
+
+def _refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str], taken: Iterable[str]) -> None:
+    """Raise unless all names are taken; Python's own message may name a base class, and suggests nothing."""
+    for name in [name for name in given if name not in taken]:
+        meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
+        raise TypeError(f"{owner}() got an unexpected keyword argument '{name}'; {meant}")
+
+
+def _names(call: Any) -> list[str]:
+    """Return the names of the arguments of a method, without ``self`` and those of any name."""
+    return [name for name, each in inspect.signature(call).parameters.items() if each.kind in _NAMED][1:]
 
 
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:

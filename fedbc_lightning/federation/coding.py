@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_arguments
+from fedbc_lightning.core.checks import checked
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.seeding import generator
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
@@ -21,6 +21,7 @@ from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 ERROR = "coding_error"
 
 
+@checked("trainer.codec")
 @dataclass(frozen=True)
 class Codecs:
     """Codes what clients send and receive into fewer bytes; the bytes in tables and plans are those of the code.
@@ -52,7 +53,6 @@ class Codecs:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_arguments(Codecs, vars(self), "trainer.codec")
         if self.down is not None and not self.down.is_for_models:
             raise ConfigurationError(
                 f"trainer.codec.down: what {type(self.down).__name__} leaves of z is no model, and the server has no "

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.checks import SHARE, check_arguments
+from fedbc_lightning.core.checks import SHARE, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import read_secret
@@ -59,6 +59,7 @@ class UniformSampler(ClientSampler):
         return numpy_generator(seed, "sampling", round).choice(num_clients, num_sampled, replace=False).tolist()
 
 
+@checked("trainer.sampler")
 class PoissonSampler(ClientSampler):
     """Samples each client with probability S/N, independently of the others, so that a round may have any number.
 
@@ -78,7 +79,6 @@ class PoissonSampler(ClientSampler):
     may_be_empty = True
 
     def __init__(self, secret: str = "") -> None:
-        check_arguments(PoissonSampler, locals(), "trainer.sampler")
         self._secret = secret
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
@@ -108,6 +108,7 @@ def num_sampled(clients_per_round: int | float, num_clients: int) -> int:
     return max(1, round(clients_per_round * num_clients)) if is_fraction else int(clients_per_round)
 
 
+@checked("trainer.stragglers")
 @dataclass(frozen=True)
 class Stragglers:
     """Lets a fraction of the sampled clients do less work in every round, and another fraction not answer at all.
@@ -136,7 +137,6 @@ class Stragglers:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_arguments(Stragglers, vars(self), "trainer.stragglers")
         if self.fraction + self.dropout > 1:
             raise ConfigurationError(
                 f"trainer.stragglers: fraction {self.fraction:g} + dropout {self.dropout:g} is more than all clients."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments
+from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, checked
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError, needs
 from fedbc_lightning.core.metric_names import EPSILON
@@ -39,6 +39,7 @@ COUNT_NOISE = 0.05
 ONLY_ON_Z = (ServerSGD, ServerMomentum, ServerAdaptive)
 
 
+@checked("trainer.privacy")
 @dataclass(frozen=True)
 class Privacy:
     """Makes z differentially private for whole clients: updates are clipped, and the server adds Gaussian noise.
@@ -73,7 +74,6 @@ class Privacy:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_arguments(Privacy, vars(self), "trainer.privacy")
         read_secret(self.secret)
 
     def sampler(self, given: ClientSampler | None) -> ClientSampler:

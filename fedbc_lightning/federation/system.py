@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, check_arguments, within
+from fedbc_lightning.core.checks import FINITE, above, check_arguments, checked, within
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
@@ -46,6 +46,7 @@ class Diurnal:
     spread: Annotated[float, within(0, 1)] = 1.0
 
 
+@checked("trainer.system")
 @dataclass(frozen=True)
 class System:
     """Gives a run a simulated clock, which decides how long rounds take, and who is there and in time.
@@ -93,7 +94,6 @@ class System:
                 object.__setattr__(self, name, str(value))  # frozen; checkpoints and messages hold text
             elif isinstance(value, (Lognormal, Diurnal)):
                 check_arguments(type(value), vars(value), f"trainer.system.{name}")
-        check_arguments(System, vars(self), "trainer.system")
 
 
 # Forward and backward pass of a sample, in passes of inference: what FedScale multiplies its latencies with

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
+from fedbc_lightning.core.checks import Count, NotNegative, checked
 
 
+@checked("algorithm: FineTuning")
 @dataclass(frozen=True)
 class FineTuning:
     """Settings of the steps x ← x − α g_i(x) that are taken on each client's model x before it is evaluated.
@@ -21,17 +22,12 @@ class FineTuning:
         split: Split from which the samples are taken: ``"train"``, or ``"test"`` as in the protocol of Per-FedAvg and
             of the FedBC paper, in which the step sees samples that are tested afterwards.
         num_steps: Number of steps.
+
+    Raises:
+        ConfigurationError: A value is out of range.
     """
 
     lr: NotNegative = 0.01
     batch_size: Count = 20
     split: Literal["train", "test"] = "train"
     num_steps: Count = 1
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigurationError: A value is out of range.
-        """
-        check_arguments(FineTuning, vars(self), "algorithm: FineTuning")

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule
 from scipy.linalg import block_diag
 from torch.utils.data import default_collate
 
-from fedbc_lightning.core.checks import Fraction, check_arguments
+from fedbc_lightning.core.checks import Fraction, checked
 from fedbc_lightning.data.datamodule import FederatedDataModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -208,6 +208,7 @@ class MixtureProblem:
         return float(lr / 4 * (local + at_exchange) / self.num_clients**2 / self.span)
 
 
+@checked("trainer.callbacks: MixtureError")
 class MixtureError(Callback):
     """Logs :data:`ERROR` and both distances after each communication, and ends a run that has reached a goal.
 
@@ -219,7 +220,6 @@ class MixtureError(Callback):
     """
 
     def __init__(self, goal: Fraction | None = None) -> None:
-        check_arguments(MixtureError, locals(), "trainer.callbacks: MixtureError")
         self.goal = goal
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]

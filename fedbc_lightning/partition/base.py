@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import Checked, at_least
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.files import check_unpacked, open_file, replacing
 
@@ -199,7 +199,7 @@ class SavedPartition:
     label_histogram: np.ndarray | None = None
 
 
-class Partitioner(ABC):
+class Partitioner(Checked, ABC):
     """Splits the samples of one data set over clients; subclass it for a scheme of your own.
 
     Attributes:
@@ -210,14 +210,11 @@ class Partitioner(ABC):
         complete: Whether every sample must be given to a client.
     """
 
+    section = "data.partitioner"
     num_clients: int | None
     needs_labels: ClassVar[bool] = True
     needs_clients: ClassVar[bool] = False
     complete: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Check the fields of a partitioner that is a dataclass."""
-        check_arguments(type(self), vars(self), "data.partitioner")
 
     @abstractmethod
     def __call__(self, values: np.ndarray, seed: int) -> Sequence[np.ndarray]:

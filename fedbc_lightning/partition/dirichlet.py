@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, at_least
+from fedbc_lightning.core.checks import FINITE, above, at_least, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, shuffled_by_class
@@ -20,6 +20,7 @@ MAX_DRAWS = 1000  # until every client has min_samples
 MAX_SHARES_DRAWN = 10**8  # clients x classes x draws
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class Dirichlet(Partitioner):
     """Splits each class by shares of the clients drawn from Dir(alpha) (Yurochkin et al. 2019; NIID-Bench).
@@ -85,6 +86,7 @@ class Dirichlet(Partitioner):
 SHARES_PER_BLOCK = 2**17  # shares that are drawn at once, 1 MiB of float64
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class InnerDirichlet(Partitioner):
     """Gives each client exactly the size asked for, with class shares of its own drawn from Dir(alpha).
@@ -115,8 +117,7 @@ class InnerDirichlet(Partitioner):
     size_spread: Annotated[float, SPREAD] = 0.0
 
     def __post_init__(self) -> None:
-        """Check the values, and the sizes among each other."""
-        super().__post_init__()
+        """Check the sizes among each other."""
         sizes = self.sizes
         if sizes is not None and (len(sizes) != self.num_clients or min(sizes) < 1 or self.size_spread):
             raise ConfigurationError(

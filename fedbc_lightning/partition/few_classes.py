@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import at_least, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, check_num_classes, shuffled_by_class
@@ -19,6 +19,7 @@ from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
 SWAPS_PER_CLASS = 10
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class ClassesPerClient(Partitioner):
     """Gives every client samples of exactly C classes.
@@ -121,6 +122,7 @@ def _draw_held(
     return held
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class Shards(Partitioner):
     """Sorts samples by class, cuts them into N * k equal shards, and gives each client k (McMahan et al. 2017).

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import at_least, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, SavedPartition, check_enough_samples
 from fedbc_lightning.partition.dealing import count_labels
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner as FlowerPartitioner
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class Natural(Partitioner):
     """Keeps the natural clients of the data, or some of them.
@@ -94,7 +95,6 @@ class Explicit(Partitioner):
     complete: ClassVar[bool] = False
 
     def __init__(self, path: str | Path) -> None:
-        check_arguments(Explicit, locals(), "data.partitioner")
         self.path = Path(path)
         self.client_names: list[str] | None = None
         self._saved = self._read_lists() if self.path.suffix == ".json" else Partition.load(self.path)

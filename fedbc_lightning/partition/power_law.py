@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least
+from fedbc_lightning.core.checks import FINITE, at_least, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import check_num_classes, shuffled_by_class
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class PowerLaw(Partitioner):
     """Gives client k few classes and a size in proportion to e^k (FedBC, Table 5; after Stripelis & Ambite 2020).

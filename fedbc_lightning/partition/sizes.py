@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least, within
+from fedbc_lightning.core.checks import FINITE, at_least, checked, within
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion
 
@@ -39,6 +39,7 @@ class SizesPartitioner(Partitioner):
         return Partition.from_sizes(rng.permutation(len(values)), sizes)
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class IID(SizesPartitioner):
     """Shuffles the samples and cuts them into equal parts (sizes differ by at most one).
@@ -61,6 +62,7 @@ class IID(SizesPartitioner):
         return equal_sizes(num_samples, self.num_clients)
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class LogNormalSizes(SizesPartitioner):
     """Gives client k a size in proportion to exp(sigma * z_k), z_k ~ N(0, 1), with samples drawn from the whole data.
@@ -93,6 +95,7 @@ class LogNormalSizes(SizesPartitioner):
         return apportion(num_samples, rng.lognormal(0.0, self.sigma, self.num_clients), self.min_samples)
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class LinearSizes(SizesPartitioner):
     """Gives clients sizes in proportion to k = 1..N, at least 1, with samples drawn from the whole data.
@@ -115,6 +118,7 @@ class LinearSizes(SizesPartitioner):
         return apportion(num_samples, np.arange(1.0, self.num_clients + 1))
 
 
+@checked("data.partitioner")
 @dataclass(eq=False)
 class ExponentialSizes(SizesPartitioner):
     """Gives clients sizes in proportion to base^k, k = 1..N, at least 1, with samples drawn from the whole data.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments, shown
+from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, checked, shown
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import refuse_url, url_of
 from fedbc_lightning.core.lightning_arguments import advice
@@ -37,6 +37,7 @@ Arguments = ParamSpec("Arguments")
 
 # To add an option, add it here with its bounds, default and description, and use it: the trainer's arguments and
 # attributes, the command line and the comparison on resume are made from this class.
+@checked("trainer")
 @dataclass(kw_only=True)
 class RunSettings:
     """What the user chose for a run: the arguments of ``FederatedTrainer``.
@@ -186,7 +187,6 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Check all values, also those that are impossible only together."""
-        check_arguments(RunSettings, vars(self), "trainer")
         refuse_url(self.default_root_dir, "trainer.default_root_dir: ")
         folder = Path(self.name)
         if self.local_epochs is not None and self.local_steps is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from fedbc_lightning.core.checks import Count, above, below
+from fedbc_lightning.core.checks import Count, above, below, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.study_run import as_word
 
@@ -157,6 +157,7 @@ class Method:
             yield dict(zip(self.tuned, values, strict=True))
 
 
+@checked("tuning")
 @dataclass
 class Tuning:
     """How settings given as ``{grid: ...}`` or ``{low: ..., high: ...}`` are chosen, on validation data only.

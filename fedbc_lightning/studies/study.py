@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
+from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, checked
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.machine import num_cores
@@ -24,6 +24,7 @@ from fedbc_lightning.studies.study_run import Run, slug
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 
 
+@checked("study")
 @dataclass
 class Study:
     """Algorithms × variants × seeds on one base config; every run is an ordinary run of ``fit``.
@@ -114,8 +115,6 @@ class Study:
     def __post_init__(self) -> None:
         self.given = asdict(self)  # as plain values, before factors are crossed and names completed
         self.part = ""  # table or figure of a paper to which the study is reduced
-        check_arguments(Study, vars(self), "study")
-        check_arguments(Tuning, vars(self.tuning), "tuning")
         self._cross()
         self._check_settings()
         for_all = {key: value for key, value in self.overrides.items() if self.algorithm_of(key) is None}

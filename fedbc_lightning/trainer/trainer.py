@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.checks import knows_arguments
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.errors import ConfigurationError
@@ -49,6 +50,9 @@ from fedbc_lightning.trainer.arguments import (
 from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
 from fedbc_lightning.trainer.verification import verify
 
+Data = LightningDataModule | Mapping[str, Any]
+File = str | os.PathLike
+
 # Modules that a run of this process has trained
 _TRAINED: WeakSet[LightningModule] = WeakSet()
 
@@ -77,12 +81,13 @@ class FederatedTrainer(RunView):
 
     # what users call
 
+    @knows_arguments
     def fit(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: str | os.PathLike | None = None,
+        ckpt_path: File | None = None,
         other_seed: bool = False,
         strict: bool = False,
     ) -> FitResult:
@@ -111,12 +116,13 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed, strict)
 
+    @knows_arguments
     def validate(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: str | os.PathLike | None = None,
+        ckpt_path: File | None = None,
     ) -> dict[str, float]:
         """Evaluate the global and local models on the validation data; see :meth:`fit` for the arguments.
 
@@ -128,12 +134,13 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
+    @knows_arguments
     def test(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: str | os.PathLike | None = None,
+        ckpt_path: File | None = None,
     ) -> dict[str, float]:
         """Evaluate the global and local models on the test data; see :meth:`fit` for the arguments.
 
@@ -142,18 +149,22 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
+    @knows_arguments
     def predict(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: str | os.PathLike | None = None,
+        ckpt_path: File | None = None,
         dataloaders: Iterable[Any] | None = None,
         client: str | int | None = None,
-        out: str | os.PathLike | None = None,
+        out: File | None = None,
         force: bool = False,
     ) -> list[Any]:
         """Run ``predict_step`` of the global model, or of a client's own, over batches; see :meth:`fit`.
+
+        Each process of ``devices`` predicts on all batches, and one writes the files. Give ``devices=1``, which
+        ``fedbc-cli predict`` takes by itself.
 
         Args:
             model: The LightningModule, as for :meth:`fit`.
@@ -182,14 +193,15 @@ class FederatedTrainer(RunView):
             task = partial(write_predictions, client=client, dataloaders=dataloaders, out=Path(out), force=force)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, task)
 
+    @knows_arguments
     def export(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: str | os.PathLike | None = None,
+        ckpt_path: File | None = None,
         client: str | int | None = None,
-        out: str | os.PathLike | None = None,
+        out: File | None = None,
         force: bool = False,
     ) -> Path:
         """Write one model of a run as an ordinary checkpoint, which ``MyModule.load_from_checkpoint`` reads.
@@ -222,12 +234,13 @@ class FederatedTrainer(RunView):
         task = partial(export, client=client, out=file, force=force)
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, task)
 
+    @knows_arguments
     def verify(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any],
+        datamodule: Data,
         algorithm: FederatedAlgorithm,
-        ckpt_path: str | os.PathLike,
+        ckpt_path: File,
         client: str | int,
         round: int,
     ) -> str:
@@ -260,10 +273,11 @@ class FederatedTrainer(RunView):
             finally:
                 worker.close()
 
+    @knows_arguments
     def plan(
         self,
         model: LightningModule,
-        datamodule: LightningDataModule | Mapping[str, Any] | None = None,
+        datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
     ) -> Plan:
         """Estimate time, memory, disk and bytes of :meth:`fit` from a few steps, without writing anything.
@@ -296,7 +310,7 @@ class FederatedTrainer(RunView):
         model: Any,
         datamodule: Any,
         algorithm: Any,
-        ckpt_path: str | os.PathLike | None,
+        ckpt_path: File | None,
         task: Callable[[Run], Any],
         takes_other_seed: bool = False,
         is_strict: bool = False,

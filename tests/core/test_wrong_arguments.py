@@ -27,8 +27,9 @@ from fedbc_lightning.server.robust import RobustRule
 from fedbc_lightning.studies.study import Study
 
 BASES = *CLASS_KEYS.values(), Partitioner, ClientSampler, RobustRule, Codec, Penalty, Backend
-CLASSES = {cls for base in BASES for cls in choices(base) if is_ours(cls)}
-CLASSES |= {FederatedTrainer, Privacy, System, Codecs, Stragglers, Study}
+OTHERS = {FederatedTrainer, Privacy, System, Codecs, Stragglers, Study}
+CLASSES = sorted(OTHERS.union(*(filter(is_ours, choices(base)) for base in BASES)), key=str)
+VERBS = [(trainer := FederatedTrainer()).fit, trainer.predict, trainer.export]
 # What these take beside the argument in question
 GIVEN = {"data": TensorDataset(torch.zeros(4, 2)), "train": [TensorDataset(torch.zeros(4, 2))], "partitioner": None}
 
@@ -52,7 +53,7 @@ def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def mistakes() -> Iterator[Any]:
-    for cls in sorted(CLASSES, key=lambda cls: cls.__name__):
+    for cls in CLASSES:
         hints = hints_of(RunSettings if cls is FederatedTrainer else cls)
         for name in sorted(arguments_of(cls).keys() & hints):
             for value in wrong_values(hints[name]):
@@ -68,7 +69,7 @@ def test_a_wrong_argument_is_named_with_what_to_give(cls, name, value):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
+@pytest.mark.parametrize("cls", CLASSES)
 def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
     for name in arguments_of(cls):
         with suppress(TypeError):  # another argument is missing
@@ -77,3 +78,10 @@ def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
             except ConfigurationError as error:
                 is_told = f"{name}: " in str(error) or "pip install" in str(error)  # of an extra that is not there
                 assert is_told or name == "devices"
+
+
+@pytest.mark.parametrize("call", [*CLASSES, *VERBS], ids=lambda call: call.__qualname__)
+def test_an_unknown_argument_is_told_with_the_one_that_was_meant(call):
+    for name in arguments_of(call):
+        with pytest.raises((TypeError, ConfigurationError), match=rf"\b{name}s\b.* did you mean '{name}'"):
+            call(**{f"{name}s": 1})
