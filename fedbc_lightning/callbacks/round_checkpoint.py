@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.core.checks import checked
-from fedbc_lightning.core.files import told
+from fedbc_lightning.core.files import AnyPath, told
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state import checkpoint
 
@@ -37,7 +36,7 @@ class RoundCheckpoint(Checkpoint):
         monitor: str | None = "accuracy/global",
         mode: Literal["min", "max"] = "max",
         filename: str = "best.ckpt",
-        dirpath: str | os.PathLike | None = None,
+        dirpath: AnyPath | None = None,
     ) -> None:
         self.monitor = monitor
         self.mode = mode

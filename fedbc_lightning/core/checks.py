@@ -158,9 +158,10 @@ def knows_arguments(method: Method) -> Method:
 
 def _refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str], taken: Iterable[str]) -> None:
     """Raise unless all names are taken; Python's own message may name a base class, and suggests nothing."""
-    for name in [name for name in given if name not in taken]:
-        meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
-        raise TypeError(f"{owner}() got an unexpected keyword argument '{name}'; {meant}")
+    for name in given:
+        if name not in taken:
+            meant = did_you_mean(name, known, f"it takes {', '.join(known)}.")
+            raise TypeError(f"{owner}() got an unexpected keyword argument '{name}'; {meant}")
 
 
 def _names(call: Any) -> list[str]:

@@ -33,6 +33,8 @@ from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.machine import memory_of_machine
 from fedbc_lightning.core.units import bytes_said
 
+AnyPath = str | os.PathLike
+
 CHECKPOINTS = "checkpoints"
 """Folder in a run folder; it is no link either."""
 
@@ -43,7 +45,7 @@ IDENTITY = "run.json"
 _NAMELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-def url_of(path: str | os.PathLike) -> str | None:
+def url_of(path: AnyPath) -> str | None:
     """Return the URL of an object store that a path is, even if ``Path`` took a slash of it; None if it is of a disk.
 
     Example:
@@ -84,7 +86,7 @@ def on_disk(path: Path) -> Iterator[Path]:
         yield copy
 
 
-def refuse_url(path: str | os.PathLike, setting: str = "") -> None:
+def refuse_url(path: AnyPath, setting: str = "") -> None:
     """Raise if a path that must be on a disk is in an object store.
 
     Raises:

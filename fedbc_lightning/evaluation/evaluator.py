@@ -84,7 +84,8 @@ class Evaluator(SingleModels):
         # Data of all clients together, such as a test set of the server's, are where the run is.
         found = self.measure(splits, models, round, None if self.elsewhere is None else {POOLED})
         if self.elsewhere is not None and found:
-            theirs = self.elsewhere(self.client_ids, self.heldout_ids, models, round)
+            heldout = self.heldout_ids if models.kept is None else []
+            theirs = self.elsewhere(self.client_ids, heldout, models, round)
             found = {split: values | theirs.get(split, {}) for split, values in found.items()}
         evaluation = Evaluation()
         for split, results in found.items():
@@ -121,8 +122,8 @@ class Evaluator(SingleModels):
         """
         counts = self.datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
-        tasks = [] if models.kept is not None else [("global", -1)] + [("global", i) for i in clients]
-        tasks += [("global", i) for i in self.heldout_ids if counts[i]]
+        heldout = [i for i in self.heldout_ids if counts[i]]
+        tasks = [] if models.kept is not None else [("global", i) for i in (-1, *clients, *heldout)]
         if models.local is not None:
             tasks += [("local", i) for i in clients]
         return tasks

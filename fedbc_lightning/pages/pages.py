@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import yaml
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import told, write
+from fedbc_lightning.core.files import AnyPath, told, write
 from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
 from fedbc_lightning.pages import page_figures, sections
 from fedbc_lightning.pages.page import Block, Code, Page, Table, render
@@ -40,7 +39,7 @@ SAMPLED = "sampled clients"
 LEGEND = dict(zip([*SHOWN.values(), SAMPLED], COLORS, strict=False))
 
 
-def report(folder: str | os.PathLike, output: str | os.PathLike | None = None) -> list[Path]:
+def report(folder: AnyPath, output: AnyPath | None = None) -> list[Path]:
     """Write the page about a study or a run, and return the files.
 
     A study of which several tables of a paper were computed has a page for each of them.

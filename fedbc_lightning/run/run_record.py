@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, in_one_line
-from fedbc_lightning.core.files import IDENTITY, read, read_mapping
+from fedbc_lightning.core.files import IDENTITY, AnyPath, read, read_mapping
 from fedbc_lightning.core.metric_names import (
     KEY_PLACES,
     TRAIN_LOSS,
@@ -220,7 +219,7 @@ class FitResult(RunRecord):
     mode: Mode | None = None
 
     @classmethod
-    def read(cls, folder: str | os.PathLike) -> FitResult:
+    def read(cls, folder: AnyPath) -> FitResult:
         """Return what a run has recorded so far.
 
         Raises:

@@ -82,8 +82,6 @@ def set_up(
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )
-    if federation.layout.num_kept:
-        evaluator.heldout_ids = []  # the part that stays with clients has never been trained for them
     federation.agreed = agreed_with_clients(identity.settings, datamodule)
     if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
         elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hin
 
 from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, checked, shown
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import refuse_url, url_of
+from fedbc_lightning.core.files import AnyPath, refuse_url, url_of
 from fedbc_lightning.core.lightning_arguments import advice
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
@@ -111,7 +110,8 @@ class RunSettings:
             pooled data alone. The same number, fraction or ``all`` holds for clients that are held out.
         heldout_finetune_steps: Optimizer steps that a copy of the global model takes on each held-out client's training
             data before ``accuracy/heldout_finetuned`` is measured; 0: none, and only ``accuracy/heldout`` is measured.
-            Who is held out is said by ``heldout_clients`` of the data module.
+            Who is held out is said by ``heldout_clients`` of the data module. It cannot be given together with
+            ``local_parameters``.
         gradient_clip_val: Bound of the gradient, the algorithm's terms included; None: the gradient is not clipped.
         gradient_clip_algorithm: Clip by ``norm`` (default) or by ``value``.
         accumulate_grad_batches: Number of batches per optimizer step.
@@ -181,7 +181,7 @@ class RunSettings:
     checkpoint_every_n_rounds: Annotated[Count | None, FREE] = None
     checkpoint_every_minutes: Annotated[Positive | None, FREE] = None
     enable_progress_bar: Annotated[bool, FREE] = True
-    default_root_dir: Annotated[str | os.PathLike, FREE] = "runs"
+    default_root_dir: Annotated[AnyPath, FREE] = "runs"
     name: Annotated[str, FREE] = "default"
     seed: Annotated[int | None, FREE] = None
 
@@ -193,6 +193,11 @@ class RunSettings:
             raise ConfigurationError("trainer.local_epochs and local_steps: give one of them, set the other to null.")
         if not self.name or url_of(self.name) or folder.is_absolute() or ".." in folder.parts:
             raise ConfigurationError(f"trainer.name: got '{self.name}'; give the name of a folder in default_root_dir.")
+        if self.local_parameters and self.heldout_finetune_steps:
+            raise ConfigurationError(
+                "trainer.heldout_finetune_steps: clients that are held out have no part of their own to begin with, as "
+                "trainer.local_parameters asks for; leave one out."
+            )
         # ε is counted for clients that are sampled independently and whose updates are sent as they are clipped.
         availability = None if self.system is None else self.system.availability
         for name, value in {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from fedbc_lightning.core.checks import knows_arguments
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import AnyPath
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.data import SitesDataModule
 from fedbc_lightning.federation.facts import ask_for_facts
@@ -51,7 +51,6 @@ from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
 from fedbc_lightning.trainer.verification import verify
 
 Data = LightningDataModule | Mapping[str, Any]
-File = str | os.PathLike
 
 # Modules that a run of this process has trained
 _TRAINED: WeakSet[LightningModule] = WeakSet()
@@ -87,7 +86,7 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: File | None = None,
+        ckpt_path: AnyPath | None = None,
         other_seed: bool = False,
         strict: bool = False,
     ) -> FitResult:
@@ -122,7 +121,7 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: File | None = None,
+        ckpt_path: AnyPath | None = None,
     ) -> dict[str, float]:
         """Evaluate the global and local models on the validation data; see :meth:`fit` for the arguments.
 
@@ -140,7 +139,7 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: File | None = None,
+        ckpt_path: AnyPath | None = None,
     ) -> dict[str, float]:
         """Evaluate the global and local models on the test data; see :meth:`fit` for the arguments.
 
@@ -155,10 +154,10 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: File | None = None,
+        ckpt_path: AnyPath | None = None,
         dataloaders: Iterable[Any] | None = None,
         client: str | int | None = None,
-        out: File | None = None,
+        out: AnyPath | None = None,
         force: bool = False,
     ) -> list[Any]:
         """Run ``predict_step`` of the global model, or of a client's own, over batches; see :meth:`fit`.
@@ -199,9 +198,9 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data | None = None,
         algorithm: FederatedAlgorithm | None = None,
-        ckpt_path: File | None = None,
+        ckpt_path: AnyPath | None = None,
         client: str | int | None = None,
-        out: File | None = None,
+        out: AnyPath | None = None,
         force: bool = False,
     ) -> Path:
         """Write one model of a run as an ordinary checkpoint, which ``MyModule.load_from_checkpoint`` reads.
@@ -240,7 +239,7 @@ class FederatedTrainer(RunView):
         model: LightningModule,
         datamodule: Data,
         algorithm: FederatedAlgorithm,
-        ckpt_path: File,
+        ckpt_path: AnyPath,
         client: str | int,
         round: int,
     ) -> str:
@@ -310,7 +309,7 @@ class FederatedTrainer(RunView):
         model: Any,
         datamodule: Any,
         algorithm: Any,
-        ckpt_path: File | None,
+        ckpt_path: AnyPath | None,
         task: Callable[[Run], Any],
         takes_other_seed: bool = False,
         is_strict: bool = False,

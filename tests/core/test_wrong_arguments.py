@@ -80,7 +80,7 @@ def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
                 assert is_told or name == "devices"
 
 
-@pytest.mark.parametrize("call", [*CLASSES, *VERBS], ids=lambda call: call.__qualname__)
+@pytest.mark.parametrize("call", [*CLASSES, *VERBS])
 def test_an_unknown_argument_is_told_with_the_one_that_was_meant(call):
     for name in arguments_of(call):
         with pytest.raises((TypeError, ConfigurationError), match=rf"\b{name}s\b.* did you mean '{name}'"):
