@@ -94,9 +94,7 @@ class Backend(Checked, ABC):
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
-def in_order(
-    answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], where: str
-) -> Iterator[tuple[int, bytes | Lost]]:
+def in_order(answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], where: str) -> Iterator[bytes | Lost]:
     """Yield the first answer to each message in the order of the messages, however they come.
 
     A message without one is lost; one line says of any other answer that it is not used.
@@ -108,7 +106,7 @@ def in_order(
 
     Example:
         >>> asks = [Ask([client], 1, b"") for client in range(4)]
-        >>> [answer for _, answer in in_order([(3, b"d"), (0, b"a"), (2, b"c")], asks, "round 1")]
+        >>> [*in_order([(3, b"d"), (0, b"a"), (2, b"c")], asks, "round 1")]
         [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
     """
     waiting, index, seen = dict[int, bytes | Lost](), 0, set[int]()
@@ -120,7 +118,7 @@ def in_order(
         seen.add(come)
         waiting[come] = answer
         while index in waiting:
-            yield index, waiting.pop(index)
+            yield waiting.pop(index)
             index += 1
     for left in range(index, len(asks)):
-        yield left, waiting.get(left, Lost("trainer.backend brought no answer"))
+        yield waiting.get(left, Lost("trainer.backend brought no answer"))

@@ -12,13 +12,12 @@ from fedbc_lightning.core.checks import above, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.flower_messages import content_of, parts_of
-from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.interrupts import raising
 
 log = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""Number of rounds and evaluations in a row without any answer that end the run, and of a message's lost processes."""
+"""Number of lost processes after which a message is not sent again."""
 CRASHED = 8
 """Flower's code for a SuperNode's process that ended, or did not start in 30 seconds, as on a busy machine."""
 SECONDS_OF_WAIT = 0.1
@@ -87,13 +86,12 @@ class Flower(Backend):
             )
         self._nodes = dict[int, int]()  # client -> id of its SuperNode
         self._queries: dict[str, _Sent] | None = None  # messages by id that ask SuperNodes which client they are
-        self._known, self._num_lost = set[int](), 0
+        self._known = set[int]()
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         """Have the messages answered by the SuperNodes of their clients."""
         self._find_nodes({client for ask in asks for client in ask.clients})
-        waiting, answers, reason = dict[str, _Sent](), 0, "there was nobody to ask"
-        come = list[tuple[int, bytes | Lost]]()
+        waiting, come = dict[str, _Sent](), list[tuple[int, bytes | Lost]]()
         for index, ask in enumerate(asks):
             (client,) = ask.clients
             sent = _Sent(index, self._nodes.get(client), "train", {"start": start, "down": ask.down})
@@ -101,19 +99,11 @@ class Flower(Backend):
                 come.append((index, Lost("none of the SuperNodes that are connected is this client")))
         end = None if self.timeout is None else time.monotonic() + self.timeout
         while waiting or come:
-            for index, answer in come:
-                reason, answers = (answer.reason, answers) if isinstance(answer, Lost) else (reason, answers + 1)
-                yield index, answer
+            yield from come
             come = [*self._pull(waiting)]
             if end is not None and time.monotonic() > end:  # what comes later is never pulled
                 come += [(sent.of, Lost(f"there was no answer in {self.timeout:g} s")) for sent in waiting.values()]
                 waiting.clear()
-        self._num_lost = 0 if answers else self._num_lost + 1
-        if self._num_lost >= MOST_LOSSES:
-            raise LostProcessError(
-                f"trainer.backend: Flower: no client has answered in {MOST_LOSSES} rounds and evaluations in a row; "
-                f"the last one: {reason}"
-            )
 
     def _push(self, sent: _Sent, waiting: dict[str, _Sent]) -> bool:
         """Send a message, which then waits under its id; return whether there is such a SuperNode."""

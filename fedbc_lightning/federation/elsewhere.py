@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from fedbc_lightning.state.cohort import LocalResult
 
 log = logging.getLogger(__name__)
 
+# Number of rounds and evaluations in a row without an answer that can be used, after one that had some, that end a run
+MOST_LOSSES = 3
 # Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
 MESSAGES_PER_WORKER = 4
 
@@ -57,6 +60,7 @@ class Elsewhere:
             )
         self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
+        self._num_lost = MOST_LOSSES - 1  # the first time has no one before it
 
     def train(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
         """Have the clients of the server's round trained, and yield them as the server sees them.
@@ -72,15 +76,14 @@ class Elsewhere:
         with federation.channel.received(server, received):
             begun = self._start("train", server.round, values_for_clients(federation), server.sampled, server.ids)
         start, groups = encode(begun), self._groups(participants)
-        started, asks = sha256(start), [self._ask(group, participants) for group in groups]
+        asks = [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         progress = federation.bench.work
         progress.start_round(len(server.ids))
         claims, lost = list[tuple[Ask, list[str]]](), list[Ask]()
         # In the order of the clients, as one process takes them: then the sums have the same bits.
-        for index, answer in in_order(self._backend.work(start, asks), asks, f"round {server.round}"):
+        for index, (up, answer) in enumerate(self._answers(Up, start, asks, server.round)):
             ask = asks[index]
-            up = self._read(Up, ask, answer, server.round, started)
             if up is None or isinstance(answer, Lost):
                 lost.append(ask)
             elif up.written:
@@ -131,10 +134,7 @@ class Elsewhere:
                 state = self._state(group, is_evaluated=True)
                 down = Down(group, [], None, **state, best_metrics=best)
                 asks.append(Ask(group, int(sizes[group].sum()), encode(down)))
-        begun = encode(start)
-        started, answers = sha256(begun), self._backend.work(begun, asks) if asks else ()
-        for index, answer in in_order(answers, asks, f"round {round}"):
-            measured = self._read(messages.Measured, asks[index], answer, round, started)
+        for measured, _ in self._answers(messages.Measured, encode(start), asks, round):
             if measured is not None:
                 federation.user.best_metrics.staged |= measured.best_metrics
                 for split, results in measured.results.items():
@@ -160,7 +160,7 @@ class Elsewhere:
         local = participants.late.get(clients[0])
         less = None if local is None else {"epochs": local.epochs, "steps": local.steps}
         down = Down(clients, positions, less, **self._state(clients))
-        return Ask(clients, sum(federation.participation.num_steps(clients)), encode(down))
+        return Ask(clients, sum(federation.participation.num_steps(clients, participants.late)), encode(down))
 
     def _state(self, clients: list[int], *, is_evaluated: bool = False) -> dict[str, Any]:
         """Return what clients have, or if they are evaluated, of what their own models are made after the round."""
@@ -191,18 +191,35 @@ class Elsewhere:
                 most = math.ceil(max(map(len, cohorts), default=1) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
 
-    def _read(self, kind: type[Answer], ask: Ask, answer: bytes | Lost, round: int, started: Any) -> Answer | None:
-        """Return the message that a backend has brought, or say why it is not used."""
-        try:
-            if isinstance(answer, Lost):
-                raise MessageError(answer.reason)
-            answers = messages.hash_of(ask.down, started)
-            return decode(answer, kind, lambda found: check_answer(found, answers, ask.clients, self._federation))
-        except MessageError as error:
-            self._refuse(round, ask, str(error))
-            return None
+    def _answers(
+        self, kind: type[Answer], start: bytes, asks: list[Ask], round: int
+    ) -> Iterator[tuple[Answer | None, bytes | Lost]]:
+        """Yield what the backend has brought as the answer to each message, and the same as it came.
 
-    def _refuse(self, round: int, ask: Ask, reason: str) -> None:
+        What cannot be used is None, and one line says why.
+
+        Raises:
+            ConfigurationError: None can be used, the first time, or several times in a row.
+        """
+        started, answers = sha256(start), self._backend.work(start, asks) if asks else ()
+        self._num_lost += bool(asks)
+        for ask, answer in zip(asks, in_order(answers, asks, f"round {round}"), strict=True):
+            found, hashed = None, messages.hash_of(ask.down, started)
+            try:
+                if isinstance(answer, Lost):
+                    raise MessageError(answer.reason)
+                check = partial(check_answer, answers=hashed, ask=ask, federation=self._federation)
+                found, self._num_lost = decode(answer, kind, check), 0
+            except MessageError as error:
+                self._refuse(round, ask, error)
+            yield found, answer
+        if self._num_lost >= MOST_LOSSES:
+            raise ConfigurationError(
+                "trainer.backend: no client has answered in the first round or evaluation that asks for them, or in "
+                f"{MOST_LOSSES} in a row; the lines above say why for each"
+            )
+
+    def _refuse(self, round: int, ask: Ask, reason: object) -> None:
         """Say why the answer to a message is not used."""
         names = self._federation.datamodule.client_names
         who = shorten(ask.clients if names is None else [names[client] for client in ask.clients])

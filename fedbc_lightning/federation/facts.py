@@ -23,8 +23,7 @@ def ask_for_facts(backend: Backend, datamodule: SitesDataModule) -> None:
     """
     clients = datamodule.elsewhere
     asks = [Ask([client], 1, encode(Down([client], [], None, {}, {}))) for client in clients]
-    for index, answer in in_order(backend.work(b"", asks), asks, "data elsewhere"):
-        client = clients[index]
+    for client, answer in zip(clients, in_order(backend.work(b"", asks), asks, "data elsewhere"), strict=True):
         try:
             if isinstance(answer, Lost):
                 raise MessageError(answer.reason)

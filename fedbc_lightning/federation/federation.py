@@ -183,15 +183,17 @@ class Federation:
 
     def _costs(self, round: int, asked: list[int]) -> tuple[list[int], int, int]:
         """Return what a round costs a client, from (seed, round) alone."""
-        server, algorithm = self.server, self.algorithm
+        server = self.server
         # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
         present, server.round = server.round, round
         try:
-            found = [algorithm.num_steps(server, number) for number in asked]
-            steps = [methods.checked_count(algorithm, "num_steps", number) for number in found]
-            return steps, *self._bytes_of_client()
+            return [*map(self.num_steps, asked)], *self._bytes_of_client()
         finally:
             server.round = present
+
+    def num_steps(self, asked: int) -> int:
+        """Return how many steps a client of the server's round takes if the trainer asks for so many."""
+        return methods.checked_count(self.algorithm, "num_steps", self.algorithm.num_steps(self.server, asked))
 
     def _bytes_of_client(self) -> tuple[int, int]:
         """Return the bytes that each client receives in the server's round, and those that a message of it has."""
@@ -330,7 +332,7 @@ class Federation:
         """
         self.server.round = round
         drawn = self.simulation.draw(round)
-        asked = [self.participation.asked(client, drawn.late) for client in drawn.ids]
+        asked = self.participation.num_steps(drawn.ids, drawn.late)
         if self.algorithm.trains_pooled:
             asked = [self.local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self.server.seed)))]
         steps, down, up = self._costs(round, asked)

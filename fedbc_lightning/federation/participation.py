@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -294,15 +295,9 @@ class Participation:
         }
         return Participants(sampled, shortened, missing, {}, None)
 
-    def num_steps(self, ids: list[int]) -> list[int]:
-        """Return how many steps each of the clients `ids` is asked to take in a round."""
-        return [self.local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
-
-    def asked(self, client: int, late: Mapping[int, LocalTraining]) -> int:
-        """Return how many steps a client is asked to take, where some clients train for less than the others."""
-        if client not in late:
-            return self.num_steps([client])[0]
-        return late[client].num_steps(int(self.num_batches[client]))
+    def num_steps(self, ids: list[int], late: Mapping[int, LocalTraining] = MappingProxyType({})) -> list[int]:
+        """Return how many steps each of the clients `ids` is asked to take in a round, where `late` train for less."""
+        return [late.get(i, self.local).num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:

@@ -152,7 +152,7 @@ class Simulation:
         # Sampling is among those who are there at the start; who leaves during a round is not simulated.
         drawn = participation.draw(round, self._somebody(clock))
         missing, late = dict(drawn.missing), dict(drawn.late)
-        asked = [participation.asked(client, late) for client in drawn.sampled]
+        asked = participation.num_steps(drawn.sampled, late)
         steps, down, up = self._costs(round, asked)
         seconds: dict[int, float] = {}
         for client, wanted, taken in zip(drawn.sampled, asked, steps, strict=True):

@@ -38,10 +38,10 @@ BROKEN = {
     "zeros out of nothing": lambda data, others: inflated(data),
 }
 OF_LISTS = {
-    "steps": [[-1], [10**30], [True], [1.0]],
+    "steps": [[-1], [10**30], [True], [1.0], [5]],
     "written": [["evil"], ["net.0.weight"], ["net.1.running_mean"], ["net.1.running_mean"] * 2],
     "records": [[{name: 1.0}] for name in ("client", "num_samples", "status", "grad_scale", "seconds", "=cmd()")]
-    + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"train_" + "x" * 1001: 1.0}],
+    + [[{"train_loss": "x"}], [{"num_steps": 1.5}], [{"num_steps": 5}], [{"train_" + "x" * 1001: 1.0}],
                 [{f"train_{k}": 1.0 for k in range(10_001)}]],
 }  # fmt: skip
 
@@ -154,10 +154,19 @@ def test_facts_that_cannot_be_are_refused(counts):
         decode(encode(Facts([1], counts)), Facts, partial(check_facts, client=1))
 
 
+@pytest.mark.parametrize("num_answers", [0, 1])
+def test_a_run_ends_if_nobody_answers_its_first_round_or_three_in_a_row(tmp_path, num_answers):
+    backend = Garbling(*[lambda data, others: data] * num_answers, *[BROKEN["cut off"]] * 5)
+    one = type("One", (ClientSampler,), {"__call__": lambda *_: [BAD]})()
+    with pytest.raises(ConfigurationError, match="no client has answered in the first"):
+        fit(tmp_path, sampler=one, clients_per_round=1, max_rounds=6, backend=backend)
+    assert len(backend.honest) == 1 + 3 * num_answers
+
+
 def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_they_do_not(caplog):
     asks = [Ask([client], 1, b"") for client in (4, 7)]
     come = [(1, b"b"), (99, b"x"), (1, b"y"), (0, b"a"), (0, b"z"), (-1, b"u")]
-    assert [*in_order(come, asks, "round 3")] == [(0, b"a"), (1, b"b")]
+    assert [*in_order(come, asks, "round 3")] == [b"a", b"b"]
     who = ["an answer 99", "a second answer of clients [7]", "a second answer of clients [4]", "an answer -1"]
     assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
 

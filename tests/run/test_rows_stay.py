@@ -112,3 +112,4 @@ def test_a_method_that_cannot_leave_its_vectors_there_is_refused(tmp_path, algor
     trainer = make_trainer(tmp_path, backend=RowsStay(), clients_per_round=1.0)
     with pytest.raises(ConfigurationError, match=r"the server of .* they stay with the clients"):
         trainer.fit(make_model(), BoringData(), algorithm)
+    assert not any(tmp_path.iterdir())
