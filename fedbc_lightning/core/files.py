@@ -293,12 +293,13 @@ def told(folder: Path, go_on: str = "", setting: str = "trainer.default_root_dir
     except ConfigurationError:
         raise
     except Exception as error:
-        cause = os_error(error)
+        if (cause := os_error(error)) is None:
+            raise
         # os.replace names two files: the temporary one, and the one that the user knows
-        name = None if cause is None else cause.filename2 or cause.filename
-        place = folder if name is None else Path(str(name))
-        is_other = name is None and (cause is None or cause.errno not in _NAMELESS)  # such as a logger's server
-        if cause is None or is_other or not place.absolute().is_relative_to(folder.absolute()):
+        name = cause.filename2 or cause.filename
+        place = Path(str(name or folder))
+        # One that names no file, and is none of a disk, is such as that of a logger's server
+        if (name is None and cause.errno not in _NAMELESS) or not place.absolute().is_relative_to(folder.absolute()):
             raise
         free = ""
         with suppress(OSError):  # there is no such folder any more

@@ -118,8 +118,8 @@ def _run_in(folder: Path) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process has locked a folder, and keep it locked in the context."""
-    with RunLock() as lock:
+    """Wait until no other process has locked a study's folder; in the context it is locked, and errors are told."""
+    with files.told(folder, setting="out"), RunLock() as lock:
         while lock.owner_after_trying(folder) is not None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         yield

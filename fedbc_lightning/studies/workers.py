@@ -29,7 +29,7 @@ import filelock
 import torch
 
 from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, needs, notes_of, one_line, report
-from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, write
+from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, told, write
 from fedbc_lightning.core.metric_names import measured
 from fedbc_lightning.core.printing import Console, printing_to
 from fedbc_lightning.run import folder as run_folder
@@ -175,7 +175,7 @@ class Workers:
         if self._num_deaths > MAX_LOSSES * len(states) + self._count:
             return "the processes that do the runs die as soon as they are started"
         is_over = all(process.exitcode == 0 for process in self._processes.values())
-        return "no process is left that does it" if is_over else None
+        return "no process is left that does it; look whether its folder can be written" if is_over else None
 
     def _start(self, place: int) -> BaseProcess:
         # Process k is given GPU k modulo their number.
@@ -233,10 +233,11 @@ def do_if_free(run: Run, since: float) -> None:
         since: Seconds since the epoch; if the run has failed from then on, it is not tried again.
 
     Raises:
+        ConfigurationError: Its folder, or the note in it, cannot be written.
         SystemExit: This process was told to stop.
     """
-    make_folder(run.folder)
-    with RunLock() as lock:
+    with told(run.folder, setting="out"), RunLock() as lock:
+        make_folder(run.folder)
         # The lock first, then the note: another process may have ended the run since this one looked.
         if lock.owner_after_trying(run.folder) is not None:
             return
@@ -244,7 +245,10 @@ def do_if_free(run: Run, since: float) -> None:
         state.look(since)
         if not state.is_open or not note_beginning(run, since):
             return
-        error = _error_of(_words(run), run.folder / "log.txt")
+        try:
+            error = _error_of(_words(run), run.folder / "log.txt")
+        except (ConfigurationError, OSError) as unwritable:
+            error = one_line(unwritable)
         if error == STOPPED:
             write_note(run, is_finished=False)  # neither an end nor a loss: it waits to go on
             sys.exit(1)

@@ -67,10 +67,7 @@ def test_errors_of_other_files_pass(tmp_path):
         with told(tmp_path):
             raise OSError(*arguments)
 
-    denied = errno.EACCES, os.strerror(errno.EACCES)
-    with pytest.raises(ConfigurationError, match=r"file' cannot be written \(Permission denied"):
-        broken(*denied, str(tmp_path / "file"))
     with pytest.raises(OSError, match="elsewhere"):
-        broken(*denied, str(tmp_path.parent / "elsewhere"))
+        broken(errno.EACCES, "denied", str(tmp_path.parent / "elsewhere"))
     with pytest.raises(ConnectionRefusedError):
         broken(errno.ECONNREFUSED, "a logger's server")

@@ -9,7 +9,6 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer, re
 from helpers.command_line import run_cli
 
 from fedbc_lightning import FedAvg
-from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
 
 
@@ -45,10 +44,6 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tm
     assert os.listdir(tmp_path / "default") == ["FedAvg-1"]
     assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 4
     assert len(list(killed.glob("events*"))) == 1
-    (tmp_path / "other" / "FedAvg-1").mkdir(parents=True)
-    (tmp_path / "other" / "FedAvg-1" / "notes.txt").touch()  # what people put into a folder is never removed
-    with RunLock() as lock:
-        assert run_folder.claim(tmp_path / "other", "FedAvg-1", lock).name == "FedAvg-1-1"
 
 
 @pytest.mark.filterwarnings("ignore:seed was")

@@ -2,11 +2,16 @@
 
 import copy
 import json
+import shutil
 import time
 
+import pytest
+
+from fedbc_lightning.core import files
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.pages.sections import partition_blocks
 from fedbc_lightning.run.identity import read
+from fedbc_lightning.run.lock import locked
 from fedbc_lightning.studies.results import check_pairs
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import State, is_finished, note_beginning
@@ -78,3 +83,15 @@ def test_a_value_of_another_type_is_refused_in_one_line_or_counts_as_missing(pro
     state = State(run)
     state.look(0.0)
     assert "its metrics.csv is gone; remove" in state.error  # and it is not begun again and again
+    shutil.rmtree(run.folder)
+    (run.folder / "log.txt").mkdir(parents=True)
+    do_if_free(run, time.time())
+    state.look(0.0)
+    assert "Is a directory" in state.error
+    (run.folder / "run.json").unlink()
+    (run.folder / "run.json").mkdir()
+    told = r"^out: '.*run\.json' cannot be written \(Is a directory"
+    with pytest.raises(ConfigurationError, match=told):
+        do_if_free(run, time.time())
+    with pytest.raises(ConfigurationError, match=told), locked(run.folder):
+        files.write(run.folder / "run.json", "")
