@@ -223,7 +223,6 @@ def test_a_client_has_its_own_data_alone(project, monkeypatch):
         (["deploy"], "deploy what, and where to?"),
         (["deploy", "flower", "--folder=."], "--folder .: give the name of a new folder, on a disk"),
         (["deploy", "flower", "--folder=a", "--algorithm=Centralized"], "algorithm: Centralized cannot be deployed"),
-        (["deploy", "flower", "--folder=a", "--trainer.devices=2"], "trainer.devices: got 2; with trainer.backend"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(project, capsys, words, message):

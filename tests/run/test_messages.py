@@ -155,11 +155,11 @@ def test_facts_that_cannot_be_are_refused(counts):
 
 
 @pytest.mark.parametrize("num_answers", [0, 1])
-def test_a_run_ends_if_nobody_answers_its_first_round_or_three_in_a_row(tmp_path, num_answers):
+def test_a_run_ends_if_nobody_answers_its_first_round_or_three_in_a_row(tmp_path, monkeypatch, num_answers):
     backend = Garbling(*[lambda data, others: data] * num_answers, *[BROKEN["cut off"]] * 5)
-    one = type("One", (ClientSampler,), {"__call__": lambda *_: [BAD]})()
+    monkeypatch.setattr(Four, "__call__", lambda *_: [BAD])
     with pytest.raises(ConfigurationError, match="no client has answered in the first"):
-        fit(tmp_path, sampler=one, clients_per_round=1, max_rounds=6, backend=backend)
+        fit(tmp_path, max_rounds=6, backend=backend)
     assert len(backend.honest) == 1 + 3 * num_answers
 
 
