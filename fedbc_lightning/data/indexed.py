@@ -31,6 +31,7 @@ class LoadedData:
         client_names: Names of the K natural clients.
         is_test: Whether the data themselves declare each sample test data, bool ``(M,)``; None if they do not, and
             ``test_fraction`` decides.
+        is_val: Whether they declare it validation data, in the same way; where they do, ``val_fraction`` is not used.
         shared_test: Test data that belong to no client; the global model is evaluated on them, and clients have no test
             data.
     """
@@ -40,6 +41,7 @@ class LoadedData:
     clients: np.ndarray | None = None
     client_names: list[str] | None = None
     is_test: np.ndarray | None = None
+    is_val: np.ndarray | None = None
     shared_test: Dataset | None = None
 
     @property
@@ -250,24 +252,23 @@ class IndexedDataModule(FederatedDataModule):
         return self.default_test_fraction if is_default else self.test_fraction
 
     def _split(self, data: LoadedData, parts: Partition) -> dict[str, Partition]:
-        # Test and validation data are drawn by generators of their own, so that another val_fraction leaves the test
-        # data as they are.
-        nobody = np.zeros(len(parts.indices), dtype=bool)
         fraction = self._test_fraction_of(data)
         if data.has_test and fraction is not None:
             raise ConfigurationError(
                 f"data.test_fraction={self.test_fraction}: the data have test samples of their own; leave it null"
             )
-        if data.is_test is not None:
-            is_test = data.is_test[parts.indices]
-            train, test = parts.keep(~is_test), parts.keep(is_test)
-        elif fraction is None:
-            train, test = parts, parts.keep(nobody)
-        else:
-            rng = seeding.numpy_generator(self.split_seed, "split")
-            train, test = split_partition(parts, data.labels, fraction, self.split_order, rng)
-        val = parts.keep(nobody)
-        if self.val_fraction:
-            rng = seeding.numpy_generator(self.split_seed, "val")
-            train, val = split_partition(train, data.labels, self.val_fraction, "shuffled", rng)
+
+        def cut(
+            part: Partition, declared: np.ndarray | None, fraction: float | None, order: SplitOrder, purpose: str
+        ) -> tuple[Partition, Partition]:
+            if declared is None and fraction:
+                # By a generator for each purpose, so that another val_fraction leaves the test data as they are
+                return split_partition(
+                    part, data.labels, fraction, order, seeding.numpy_generator(self.split_seed, purpose)
+                )
+            is_second = np.zeros_like(part.indices, bool) if declared is None else declared[part.indices]
+            return part.keep(~is_second), part.keep(is_second)
+
+        rest, test = cut(parts, data.is_test, fraction, self.split_order, "split")
+        train, val = cut(rest, data.is_val, self.val_fraction, "shuffled", "val")
         return {"train": train, "val": val, "test": test}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.files import AnyPath
 from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
@@ -127,7 +127,7 @@ class Request(NamedTuple):
     model: LightningModule
     datamodule: FederatedDataModule
     algorithm: FederatedAlgorithm
-    ckpt_path: str | os.PathLike | None
+    ckpt_path: AnyPath | None
     task: Callable[[Run], Any]
     takes_other_seed: bool = False
     is_strict: bool = False
