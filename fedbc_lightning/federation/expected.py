@@ -10,8 +10,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.metric_names import are_names
-from fedbc_lightning.data.datamodule import POOLED, SPLITS
+from fedbc_lightning.data.datamodule import POOLED, SPLITS, FederatedDataModule
 from fedbc_lightning.distributed.backend import Ask
 from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.evaluation.measurement import MODELS
@@ -222,11 +223,12 @@ def _check(message: Any, kinds: Mapping[str, Any]) -> None:
 
 def _most_steps(ask: Ask, federation: Federation) -> int:
     """Return the most steps that a client can take: those it is asked for, where its batches are known here."""
-    data, steps = federation.datamodule, federation.num_steps(ask.num_steps)
+    data = federation.datamodule
     if federation.algorithm.trains_pooled or federation.bench.optimizer.by_hand:
         return MOST_SAMPLES
-    has_own = data.has_own_batches or getattr(data, "elsewhere", False)
-    return steps * max(federation.sizes(ask.clients)) if has_own else steps  # a batch has a sample or more
+    has_own = data.has_own_batches or overrides(data, "client_train_dataloader", FederatedDataModule)
+    largest = max(federation.sizes(ask.clients)) if has_own or getattr(data, "elsewhere", False) else 1
+    return federation.num_steps(ask.num_steps) * largest  # a batch has a sample or more
 
 
 def _one_of(known: Collection[Any]) -> Callable[[Any], bool]:

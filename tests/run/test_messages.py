@@ -123,6 +123,18 @@ def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplo
     assert_equal_trees(garbled.server.values, without.server.values)
 
 
+def test_a_client_whose_loader_gives_more_batches_than_its_samples_make_is_believed(tmp_path, monkeypatch):
+    def by_two(self, *args, **given):
+        other = copy.copy(self)
+        other.batch_size, other.drop_last = 2, True
+        return own(other, *args, **given)
+
+    own = BoringData.client_train_dataloader
+    monkeypatch.setattr(BoringData, "client_train_dataloader", by_two)
+    rows = [fit(tmp_path / str(k), **way).result.clients for k, way in enumerate(({}, {"backend": MessagesOnly()}))]
+    assert [*rows[0]["num_steps"]] == [*rows[1]["num_steps"]]
+
+
 @pytest.mark.parametrize("algorithm", [FedBC(0.1, dual_momentum=0.5, dual_momentum_style="public"), FedAvg()], ids=str)
 def test_a_lost_client_is_one_that_has_dropped_out_in_the_simulation(tmp_path, monkeypatch, algorithm):
     """It is lost in rounds 2, 3 and 5; with a momentum of all clients, the turn of each counts."""
