@@ -67,8 +67,8 @@ class ImageFolderDataModule(IndexedDataModule):
         test: Use of the splits. With ``"split"`` the images of all are pooled, and ``test_fraction`` of each client's
             images are its test data. With ``"shared"`` the images of ``test`` (or of ``val`` if there is no ``test``)
             evaluate the global model and belong to no client; clients get all others. With ``"own"`` they are the test
-            data of the clients that have them, those of ``val`` beside ``test`` are their validation data, and those of
-            ``train`` train. ``test_fraction`` counts for ``"split"`` alone.
+            data of the clients that have them, and those of ``val`` beside ``train`` and ``test`` are their validation
+            data, in place of ``val_fraction``; all others train. ``test_fraction`` counts for ``"split"`` alone.
             None is ``"own"`` where images have a split and a client, else ``"split"``.
         layout: What the folders below ``root`` name, from the root on, e.g. ``[client, class]`` or ``[client, split,
             class]``; folders below these mean nothing. None is ``[class]``, or ``[split, class]`` if there is a folder
@@ -132,12 +132,11 @@ class ImageFolderDataModule(IndexedDataModule):
             raise ConfigurationError(f"data.root={str(self.root)!r}: images of {len(self.classes)} classes; {LAYOUT}")
         num_channels, height, width = self._read(paths[0]).shape
         counts = ", ".join(f"{name}/ ({count:,})" for name, count in Counter(splits).items() if name)
-        use = (
-            "evaluates the global model, all others train"
-            if self.test == "shared"
-            else "tests the clients, train/ trains them, and any other split validates them"
-        )
-        fate = f"{own_test}/ {use}" if own_test else "all are pooled (data.test: split)"
+        is_shared = self.test == "shared"
+        validates = own_test == "test" and not is_shared and {"train", "val"} <= {*splits}
+        use = "evaluates the global model" if is_shared else "tests the clients"
+        others = "val/ validates them in place of data.val_fraction" if validates else "all others train"
+        fate = f"{own_test}/ {use}, {others}" if own_test else "all are pooled (data.test: split)"
         owners = sorted(set(clients or ()), key=by_value)
         kinds = f"classes of {len(owners):,} clients ({shorten(owners)})" if owners else "classes"
         rank_zero_info(
@@ -150,11 +149,9 @@ class ImageFolderDataModule(IndexedDataModule):
         data = LoadedData(ArrayDataset(tensors, transform=self.transform, augment=augment), labels)
         if clients is not None:
             data.clients, data.client_names = natural_clients(clients, by_value)
-        is_test = np.array(splits) == own_test
-        is_val = ~is_test & (np.array(splits) != "train")
-        if own_test and is_val.any():
-            data.is_val = is_val
-        return data.with_test(is_test, is_shared=self.test == "shared")
+        if validates:
+            data.is_val = np.array(splits) == "val"
+        return data.with_test(np.array(splits) == own_test, is_shared=is_shared)
 
     def _own_test(self, splits: list[str], *, has_clients: bool) -> str | None:
         """Return the split whose images are kept for testing, or None if all are pooled."""

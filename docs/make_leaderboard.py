@@ -57,8 +57,8 @@ method allows it, the same sampled clients in every round.
   methods that have nothing of their own to choose. They were tried on validation data cut from the clients' training
   data, with one seed. All combinations ran for a fifth of the rounds. The best third of them ran for all rounds, and
   the best of these was chosen. The file [methods.yaml](../../configs/studies/methods.yaml) has the values, and what was
-  fixed by hand, such as no momentum; the columns *tried* and *chosen* say how many combinations it had and what
-  came out.
+  fixed by hand, such as no momentum; the columns *tried* and *chosen* say how many combinations each method
+  had, and what came out.
 - **Reported** is the last round, as the mean over five seeds with new data splits and initial models. Nothing was
   chosen on test data.
 - **Better and worse** than FedAvg, in bold or said, survive Holm's correction for all comparisons of their table. The

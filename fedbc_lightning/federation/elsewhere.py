@@ -18,6 +18,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, in_order
+from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content, messages
 from fedbc_lightning.federation.agreement import EVALUATED, form, values_for_clients
@@ -31,8 +32,9 @@ from fedbc_lightning.state.cohort import LocalResult
 
 log = logging.getLogger(__name__)
 
-# Number of rounds and evaluations in a row without an answer that can be used, after one that had some, that end a run
-MOST_LOSSES = 3
+# A run ends if no answer can be used to so many messages in a row (or as many as there are clients), in so many rounds
+# and evaluations, or in the first one
+MOST_LOSSES, MOST_MESSAGES = 3, 10
 # Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
 MESSAGES_PER_WORKER = 4
 
@@ -60,7 +62,8 @@ class Elsewhere:
             )
         self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
-        self._num_lost = MOST_LOSSES - 1  # the first time has no one before it
+        self._losses: int | None = None  # None: nobody was asked yet
+        self._num_lost = 0  # messages without an answer that can be used
 
     def train(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
         """Have the clients of the server's round trained, and yield them as the server sees them.
@@ -199,27 +202,34 @@ class Elsewhere:
         What cannot be used is None, and one line says why.
 
         Raises:
-            ConfigurationError: None can be used, the first time, or several times in a row.
+            LostProcessError: None can be used, the first time, or several times in a row.
         """
-        started, answers = sha256(start), self._backend.work(start, asks) if asks else ()
-        self._num_lost += bool(asks)
+        if not asks:
+            return
+        if self._losses is None:  # the first round of a resumed run is not the first
+            self._losses = MOST_LOSSES - 1 if round <= 1 else 0
+        self._losses += 1
+        started, answers, reason = sha256(start), self._backend.work(start, asks), ""
         for ask, answer in zip(asks, in_order(answers, asks, f"round {round}"), strict=True):
             found, hashed = None, messages.hash_of(ask.down, started)
+            self._num_lost += 1
             try:
                 if isinstance(answer, Lost):
                     raise MessageError(answer.reason)
-                check = partial(check_answer, answers=hashed, ask=ask, federation=self._federation)
-                found, self._num_lost = decode(answer, kind, check), 0
+                check = partial(check_answer, answers=hashed, clients=ask.clients, federation=self._federation)
+                found, self._losses, self._num_lost = decode(answer, kind, check), 0, 0
             except MessageError as error:
-                self._refuse(round, ask, error)
+                reason = str(error)
+                self._refuse(round, ask, reason)
             yield found, answer
-        if self._num_lost >= MOST_LOSSES:
-            raise ConfigurationError(
-                "trainer.backend: no client has answered in the first round or evaluation that asks for them, or in "
-                f"{MOST_LOSSES} in a row; the lines above say why for each"
+        most = min(MOST_MESSAGES, self._federation.datamodule.num_clients)
+        if self._losses >= MOST_LOSSES and self._num_lost >= most:
+            raise LostProcessError(
+                f"trainer.backend: round {round}: {self._num_lost} messages in a row have no answer that can be used; "
+                f"the last one: {reason}"
             )
 
-    def _refuse(self, round: int, ask: Ask, reason: object) -> None:
+    def _refuse(self, round: int, ask: Ask, reason: str) -> None:
         """Say why the answer to a message is not used."""
         names = self._federation.datamodule.client_names
         who = shorten(ask.clients if names is None else [names[client] for client in ask.clients])

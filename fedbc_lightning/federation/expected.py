@@ -10,10 +10,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.metric_names import are_names
-from fedbc_lightning.data.datamodule import POOLED, SPLITS, FederatedDataModule
-from fedbc_lightning.distributed.backend import Ask
+from fedbc_lightning.data.datamodule import POOLED, SPLITS
 from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.evaluation.measurement import MODELS
 from fedbc_lightning.federation.agreement import EVALUATED, values_for_clients
@@ -21,8 +19,11 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Down, Facts, Measured, MessageError, RoundStart, Up
 
-# Most samples of a split of which a client may tell, of which the server keeps a number for each, or steps by hand
+# Most samples of a split of which a client may tell; the server keeps a number for each
 MOST_SAMPLES = 10**8
+
+# Most steps in a round of which a client may tell; the server adds them up, and cannot see how many there were
+MOST_STEPS = 10**8
 
 # Most classes of which a client may tell; the server keeps a number for each class of all clients
 MOST_CLASSES = 10**6
@@ -41,7 +42,6 @@ HINTS = {
     "messages": DECLARED,
     "records": DECLARED,
     "form": ": model, data, method, seed or settings of training are others here; give all the same config",
-    "steps": "; none takes more than are asked for, which a method may change by num_steps",
 }
 
 
@@ -90,7 +90,7 @@ def shaped(dtype: torch.dtype | None, *shapes: Sequence[int]) -> Predicate:
     return is_one
 
 
-def check_answer(found: Up | Measured, answers: str, ask: Ask, federation: Federation) -> None:
+def check_answer(found: Up | Measured, answers: str, clients: list[int], federation: Federation) -> None:
     """Raise unless a message holds, in each field, what clients of this method, model and state can send.
 
     Whether its numbers are finite is no part of it: a client whose numbers are not is ``nonfinite``.
@@ -98,13 +98,12 @@ def check_answer(found: Up | Measured, answers: str, ask: Ask, federation: Feder
     Args:
         found: The message.
         answers: Hash of the messages that it answers.
-        ask: What was asked.
+        clients: Their clients.
         federation: The federation at the server.
 
     Raises:
         MessageError: It does not; the message names the field.
     """
-    clients = ask.clients
     _check(found, {"answers": answers})
     if isinstance(found, Measured):
         tasks = named(dict.fromkeys(product(MODELS, clients), _logged({})))
@@ -120,7 +119,7 @@ def check_answer(found: Up | Measured, answers: str, ask: Ask, federation: Feder
     of_clients = {*store.scalar_names}.difference([TAKEN], federation.declaration.scalars_of_server)
     messages = {name: sent[kind] for name, kind in kinds.items() if kind in sent}
     columns: dict[str, Any] = {name: CELL for name, kind in kinds.items() if kind == "column"}
-    steps = columns["num_steps"] = _one_of(range(_most_steps(ask, federation) + 1))
+    steps = columns["num_steps"] = _one_of(range(MOST_STEPS + 1))
     columns |= {} if federation.bench.scaler is None else {"grad_scale": _is_scale}
     _check(found, {
         "valid": each(bool, number), "steps": each(steps, number), "losses": each(NUMBER, number),
@@ -219,16 +218,6 @@ def _check(message: Any, kinds: Mapping[str, Any]) -> None:
         if not fits(value, kind):
             said = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
             raise MessageError(f"its {name} cannot be {' '.join(said[:60].split())}{HINTS.get(name, '')}")
-
-
-def _most_steps(ask: Ask, federation: Federation) -> int:
-    """Return the most steps that a client can take: those it is asked for, where its batches are known here."""
-    data = federation.datamodule
-    if federation.algorithm.trains_pooled or federation.bench.optimizer.by_hand:
-        return MOST_SAMPLES
-    has_own = data.has_own_batches or overrides(data, "client_train_dataloader", FederatedDataModule)
-    largest = max(federation.sizes(ask.clients)) if has_own or getattr(data, "elsewhere", False) else 1
-    return federation.num_steps(ask.num_steps) * largest  # a batch has a sample or more
 
 
 def _one_of(known: Collection[Any]) -> Callable[[Any], bool]:

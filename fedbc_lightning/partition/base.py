@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import Checked, at_least
+from fedbc_lightning.core.checks import Checked, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.files import check_unpacked, open_file, replacing
 
@@ -215,6 +215,10 @@ class Partitioner(Checked, ABC):
     needs_labels: ClassVar[bool] = True
     needs_clients: ClassVar[bool] = False
     complete: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields of a dataclass, also a user's."""
+        check_arguments(type(self), vars(self), self.section)
 
     @abstractmethod
     def __call__(self, values: np.ndarray, seed: int) -> Sequence[np.ndarray]:

@@ -196,7 +196,7 @@ class RunSettings:
         if self.local_parameters and self.heldout_finetune_steps:
             raise ConfigurationError(
                 "trainer.heldout_finetune_steps: clients that are held out have no part of their own to begin with, as "
-                "trainer.local_parameters asks for; leave one out."
+                "trainer.local_parameters asks for; leave one out (a study: NAME.trainer.heldout_finetune_steps: 0)."
             )
         # ε is counted for clients that are sampled independently and whose updates are sent as they are clipped.
         availability = None if self.system is None else self.system.availability

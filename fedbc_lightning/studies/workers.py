@@ -209,9 +209,14 @@ def work(study: Study, since: float, device: int | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
     torch.set_num_threads(study.threads)
 
-    def do_free_runs(states: Sequence[State]) -> None:
+    def do_free_runs(states: Sequence[State]) -> str | None:
+        errors = list[str]()
         for state in states:
-            do_if_free(state.run, since)
+            try:
+                do_if_free(state.run, since)
+            except ConfigurationError as error:  # its folder cannot be written: the others are done first
+                errors.append(one_line(error))
+        return errors[0] if len(errors) == len(states) else None
 
     with contextlib.suppress(ConfigurationError):  # whoever watches the study finds the same, and says it
         StudyRuns(study, Console(quiet=True), since).do(do_free_runs)

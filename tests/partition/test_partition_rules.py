@@ -1,15 +1,23 @@
 """Partitioners that go by class against plain loops over their rules and against their distributions."""
 
 from collections import Counter
+from dataclasses import make_dataclass
 
 import numpy as np
 import pytest
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import ClassesPerClient, Dirichlet, InnerDirichlet, Natural, Shards
 from fedbc_lightning.partition.few_classes import count_holders
 
 CIFAR10 = np.arange(60_000) % 10
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+
+
+def test_a_dataclass_of_the_users_is_checked():
+    own = make_dataclass("Own", [("more", int, 0)], bases=(Dirichlet,))
+    with pytest.raises(ConfigurationError, match=r"data\.partitioner\.num_clients: got 0"):
+        own(0)
 
 
 # Shares drawn from a Dirichlet distribution

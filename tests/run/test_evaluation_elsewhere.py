@@ -14,7 +14,7 @@ from torch import nn
 
 from fedbc_lightning import FedAvg, Privacy
 from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
-from fedbc_lightning.distributed.backend import Ask, Lost
+from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.expected import check_answer
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Measured, MessageError, decode, encode
@@ -178,7 +178,7 @@ def test_a_client_whose_answer_is_lost_or_cannot_be_is_left_out(tmp_path, caplog
     assert [line[:17] for line in lines] == [f"round {round}: client {k}"[:17] for round in (0, 1) for k in (2, 3)]
     assert {row["client"] for row in read_csv(f"{trainer.log_dir}/evaluation.csv")} == {"0", "1", "4", "5"}
     found = decode(backend.kept, Measured)
-    asked = found.answers, Ask([5], 1, b""), trainer.federation
+    asked = found.answers, [5], trainer.federation
     check_answer(found, *asked)
     for other in cannot_be(found, 5):
         with pytest.raises(MessageError, match=r"its (results|best_metrics) cannot be"):
