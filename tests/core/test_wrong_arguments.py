@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning import FedBC, FederatedTrainer, Privacy, System
@@ -80,7 +81,8 @@ def test_what_a_part_refuses_is_named_as_the_user_gave_it(cls):
                 assert is_told or name == "devices"
 
 
-@pytest.mark.parametrize("call", [*CLASSES, *VERBS])
+# Models leave an unknown name to Python: a wrapped __init__ would hide its arguments from save_hyperparameters
+@pytest.mark.parametrize("call", [*(cls for cls in CLASSES if not issubclass(cls, LightningModule)), *VERBS])
 def test_an_unknown_argument_is_told_with_the_one_that_was_meant(call):
     for name in arguments_of(call):
         with pytest.raises((TypeError, ConfigurationError), match=rf"\b{name}s\b.* did you mean '{name}'"):
