@@ -54,7 +54,6 @@ import peers
 import torch
 from engines import ALGORITHMS, LEAN, WORKLOADS, Clients, Plain, Workload
 from fedbc_lightning.models import CIFARCNN, ResNet18GroupNorm
-from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity
@@ -130,7 +129,7 @@ CASES = {
     ),
     # The paper's clients have 299 to 10,000 samples; a fifth of them, so that a round takes a second or so.
     "fedbc-cifar": Case(
-        Workload(np.geomspace(60, 2000, 20).round().astype(int), (3, 32, 32), CIFARCNN, 10, 1, rounds=1, warm_up=4),
+        Workload(np.geomspace(60, 2000, 20).round().astype(int), (3, 32, 32), CIFARCNN, 10, 1, rounds=1, warm_up=30),
         "FedBC",
     ),
     "W1": Case(WORKLOADS["W1"], "FedBC"),
@@ -237,7 +236,7 @@ class Watch:
         now = synchronized_clock(self.device)
         if not self.first:
             self._began = self._began or now
-            if number > self.warm_up or now - self._began > self.limit:
+            if number > self.warm_up or now - self._began > 4 * self.limit:
                 self.first, self._started = number, now
         elif now - self._started > self.limit:
             self.last, self.seconds, self.is_last = number - 1, now - self._started, True
@@ -270,16 +269,27 @@ def count_events(events: list[dict[str, Any]]) -> tuple[Counter, float]:
     return counts, microseconds / 1e6
 
 
-class WatchedRounds(Callback):
-    """Tells a watch of the rounds of our trainer, and ends the run after the last one."""
+class WatchedRounds(UniformSampler):
+    """Tells a watch of the rounds of our trainer, and ends the run after the last one; a hook would cost time itself.
+
+    Args:
+        watch: The watch.
+
+    Attributes:
+        trainer: The trainer, which is made after its sampler.
+    """
+
+    trainer: FederatedTrainer
 
     def __init__(self, watch: Watch) -> None:
+        super().__init__()
         self.watch = watch
 
-    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
-        """Look at the clock."""
-        self.watch.start_round(trainer.current_round)
-        trainer.should_stop = self.watch.is_last
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """Look at the clock, and sample the clients of a round."""
+        self.watch.start_round(round)
+        self.trainer.should_stop = self.watch.is_last
+        return super().__call__(num_clients, num_sampled, seed, round)
 
 
 def conclude(task: Task, watch: Watch, steps: dict[int, int], said: str = "") -> Measurement:
@@ -396,6 +406,8 @@ def ours(task: Task, data: Clients) -> Measurement:
     """Time a run of our trainer, with the settings that leave out everything but training and the tables."""
     case, options = task.case, ENGINES[task.way]
     watch, said = Watch(task, case.work.warm_up_of(options["engine"])), io.StringIO()
+    sampler = WatchedRounds(watch)
+    on_device(data, task.device)  # as it lies there after enough rounds, of which few are timed
     with (
         tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said),
         warnings.catch_warnings(record=True) as warned,
@@ -403,8 +415,9 @@ def ours(task: Task, data: Clients) -> Measurement:
         trainer = FederatedTrainer(
             max_rounds=100_000, clients_per_round=case.work.num_sampled, local_epochs=case.work.epochs, seed=0,
             accelerator="gpu" if task.device == "cuda" else "cpu", devices=1, default_root_dir=folder,
-            callbacks=[WatchedRounds(watch)], **options, **LEAN,
+            sampler=sampler, **options, **LEAN,
         )  # fmt: skip
+        sampler.trainer = trainer
         trainer.fit(Plain(make_net(case.work), case.work.lr, case.work.momentum), data, ALGORITHMS[case.method]())
         steps: Counter = Counter()
         with open(f"{trainer.log_dir}/clients.csv") as file:
@@ -455,7 +468,7 @@ def make_net(work: Workload) -> nn.Module:
 
 
 def on_device(data: Clients, device: str) -> None:
-    """Move the training data to the device, as our trainer does by itself."""
+    """Move the training data to the device, as our trainer does by itself when a client trains for the first time."""
     data.arrays = [(inputs.to(device), targets.to(device)) for inputs, targets in data.arrays]
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,23 +29,6 @@ def tf32_used(device: torch.device, dtype: torch.dtype) -> str:
     used = {"matmuls": torch.backends.cuda.matmul, "convolutions": getattr(torch.backends.cudnn, "conv", None)}
     where = " and ".join(name for name, of in used.items() if getattr(of, "fp32_precision", "") == "tf32")
     return f" (TF32 in {where})" if where and device.type == "cuda" and dtype == torch.float32 else ""
-
-
-@contextmanager
-def without_tf32() -> Iterator[bool]:
-    """Compute float32 in full inside the context; yield whether it was rounded to TF32 in some operations."""
-    backends: Any = torch.backends  # torch 2.8 has flags alone; later versions refuse to mix them with what came then
-    is_new = hasattr(backends.cudnn, "conv")
-    parts = [backends.cuda.matmul, backends.cudnn.conv if is_new else backends.cudnn]
-    name, full = ("fp32_precision", "ieee") if is_new else ("allow_tf32", False)
-    before = [getattr(part, name) for part in parts]
-    try:
-        for part in parts:
-            setattr(part, name, full)
-        yield any(value in ("tf32", True) for value in before)
-    finally:
-        for part, value in zip(parts, before, strict=True):
-            setattr(part, name, value)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

@@ -70,9 +70,9 @@ class RunSettings:
             at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
             numbers of samples together, and raises an error that names what it cannot do. To choose it is to promise
             that the steps are functions of weights and batch; some are compared with the steps as written. ``"auto"``
-            takes ``"vectorized"`` on a CPU if ``training_step`` is promised to be such a function (see
-            ``record_steps``), it can be mapped, the model has at most 2,000 parameters, and a process trains at least
-            50 clients in a round, else ``"sequential"``.
+            takes ``"vectorized"`` if ``training_step`` is promised to be such a function (see ``record_steps``), it
+            can be mapped, the model has at most 2,000 parameters (on a CUDA GPU 2 million), and a process trains at
+            least 50 clients in a round, else ``"sequential"``.
         record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
             faster. ``"auto"``: if ``training_step`` has the decorator :func:`fedbc_lightning.recordable`, as in all
             models of this package, by which you promise that it is a function of weights and batch. True: always,

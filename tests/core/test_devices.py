@@ -9,7 +9,7 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from torch import Tensor
 
 from fedbc_lightning import FedAvg
-from fedbc_lightning.core.devices import tf32_used, without_tf32
+from fedbc_lightning.core.devices import tf32_used
 
 
 def settings() -> tuple[bool, bool, bool, bool]:
@@ -63,11 +63,3 @@ def test_tf32_is_said_of_float32_on_gpus():
     found = [tf32_used(torch.device(*of), torch.float32) for of in (("cuda", 0), ("cpu",))]
     torch.set_float32_matmul_precision(before)
     assert found == [" (TF32 in matmuls and convolutions)", ""]
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch below 2.9 does not tell")
-def test_float32_in_full_for_a_time():
-    with without_tf32() as was_rounded:
-        assert tf32_used(torch.device("cuda", 0), torch.float32) == ""
-    assert was_rounded
-    assert tf32_used(torch.device("cuda", 0), torch.float32) == " (TF32 in convolutions)"

@@ -326,9 +326,18 @@ class FactoredByRound(Smooth):
         return super().training_step(batch, batch_idx) * self.trainer.current_round
 
 
+class FactoredByAttribute(Smooth):
+    def on_round_start(self):
+        self.factor = self.trainer.current_round
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+@pytest.mark.parametrize("model", [FactoredByRound, FactoredByAttribute])
 @pytest.mark.filterwarnings("ignore:.*something else than when it was recorded")
-def test_what_changes_between_rounds_is_found_before_a_replay(tmp_path, monkeypatch, recordings):
-    compare(tmp_path, monkeypatch, FactoredByRound)
+def test_what_changes_between_rounds_is_found_before_a_replay(tmp_path, monkeypatch, recordings, model):
+    compare(tmp_path, monkeypatch, model)
     assert recordings.replays > 0
     assert "other numbers" in recordings.recorders[0].reason
 
@@ -358,11 +367,12 @@ class Even(BoringData):
         return TensorDataset(inputs[:32], targets[:32])
 
 
-def test_steps_are_compared_rarely_in_the_end(tmp_path, recordings, monkeypatch):
-    """Three, then one in four until six were compared, then one in 16."""
+@pytest.mark.parametrize("rounds", [1, 16])
+def test_steps_are_compared_rarely_in_the_end(tmp_path, recordings, monkeypatch, rounds):
+    """Three, then one in four until six were compared, then one in 16, however many rounds that are."""
     for name, value in {"COMPARE_EVERY": 4, "COMPARE_RARELY": 16, "NUM_OFTEN": 6}.items():
         monkeypatch.setattr(step_recorder, name, value)
-    run(tmp_path, Smooth, data=Even, clients_per_round=1, max_rounds=1, local_epochs=32)
+    run(tmp_path, Smooth, data=Even, clients_per_round=1, max_rounds=rounds, local_epochs=32 // rounds)
     (recording,) = recordings.recorders[0]._found.values()
     assert recordings.replays == 63
     assert recording.num_compared == 9

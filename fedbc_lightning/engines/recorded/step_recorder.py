@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, M
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fedbc_lightning.core.devices import read, wide_dtype, without_tf32
+from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.local_training import RecordSteps
 from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
@@ -33,6 +34,7 @@ from fedbc_lightning.engines.step_function import (
 )
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import CLIENT_HOOKS
+from fedbc_lightning.module.schedulers import LASTING
 from fedbc_lightning.state.layout import ParameterLayout
 
 log = logging.getLogger("lightning.pytorch." + __name__)
@@ -89,8 +91,8 @@ class StepRecorder:
 
     A recording holds what ``training_step`` did once, so the user must promise that the step is a function of weights
     and batch: by the decorator :func:`fedbc_lightning.recordable`, or by ``record_steps: true``. Nevertheless some
-    steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each shape, one in
-    each round, and one in 64, later one in 1,024.
+    steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each shape, the
+    first one of a round before which something may have changed, and one in 64, later one in 1,024.
 
     Args:
         user: The user's module.
@@ -101,6 +103,8 @@ class StepRecorder:
         function: The step as a function of parameters and batch.
         record_after: Number of steps of one shape before it is recorded, by kind.
         is_due: Whether the step after the one that is taken will be recorded.
+        changed_in: The last round before which something may have changed that steps depend on: an attribute of the
+            module or of its layers has another value, or a step has read from ``self.trainer`` what changes.
         reason: The reason why steps are not recorded, or None if they are.
         lacks_promise: Whether the only reason is that nobody has given the promise.
     """
@@ -112,12 +116,12 @@ class StepRecorder:
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
-        self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
         self._round, self._step, self._modes = -1, user.module.training_step, user.evaluating
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
-        self.is_due = False
+        self._attributes, self._reads_trainer = list[Any](), False
+        self.is_due, self.changed_in = False, 0
         self._is_asked = record_steps is True
         self.reason: str | None = None
         if record_steps is False:
@@ -136,8 +140,8 @@ class StepRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, without recordings, which are about the objects of this process."""
-        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard", "_step", "_modes"))
-        return {**vars(self), "_counts": {}, "_found": {}, **nothing}
+        nothing = dict.fromkeys(("_waiting", "_heard", "_step", "_modes"))
+        return {**vars(self), "_counts": {}, "_found": {}, "_attributes": [], **nothing}
 
     def promise(self) -> None:
         """Record steps without the decorator: who chooses ``engine: vectorized`` gives the same promise by that."""
@@ -166,7 +170,7 @@ class StepRecorder:
             )
 
     def start_round(self, round: int) -> None:
-        """Let each recording be compared once in this round; forget all if step, modes or hooks on layers are new."""
+        """Look for changes, after which each recording is compared; forget all if step, modes or hooks are new."""
         if self._round < 0 and self._is_asked and self.reason is not None:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
@@ -175,6 +179,16 @@ class StepRecorder:
             self._found.clear()
             self._counts.clear()
         self._step, self._modes = step, modes
+        holders = [*map(vars, self._module.modules()), self._module.hparams]
+        attributes = [value for holder in holders for value in holder.values()]
+        is_as_before = len(attributes) == len(self._attributes) and all(map(operator.is_, attributes, self._attributes))
+        if self._reads_trainer or not is_as_before:
+            self.changed_in = round
+        self._attributes = attributes
+
+    def note_reads(self) -> None:
+        """Take notice of what a step that was just taken as written has read from ``self.trainer``."""
+        self._reads_trainer |= bool(self._user.shim.reads - LASTING)
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.
@@ -190,8 +204,7 @@ class StepRecorder:
         if found is None:
             return None
         found.credit -= 1
-        replayed, self._replayed = self._replayed, None
-        return self._replay(found, parameters, batch) if replayed is None else replayed
+        return self._replay(found, parameters, batch)
 
     def ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """Return the recording of a step, or None if the caller must run it as written and give it to :meth:`compare`.
@@ -204,7 +217,7 @@ class StepRecorder:
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
-        self._waiting = self._replayed = None
+        self._waiting = None
         self.is_due = False
         form = _form(batch) if self.reason is None else None
         if form is None:
@@ -213,11 +226,8 @@ class StepRecorder:
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
-        if found.credit:
-            if found.compared_in == self._round:
-                return found
-            if kind == "mapped" and not found.draws_random_numbers:
-                return found if self._compare_first(found, parameters, batch) else None
+        if found.credit and found.compared_in >= self.changed_in:
+            return found
         devices = [self._user.device] if self._user.device.type == "cuda" else []
         # The step as written, which follows, must draw the same numbers.
         with torch.random.fork_rng(devices) if found.draws_random_numbers else nullcontext():
@@ -262,10 +272,8 @@ class StepRecorder:
 
     # parts
 
-    def _replay(
-        self, found: Recording, parameters: Sequence[Tensor], batch: Any, replay: Replay | None = None
-    ) -> StepOutput:
-        results = (replay or found.replay)(*parameters, *batch)
+    def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
+        results = found.replay(*parameters, *batch)
         first, last = self._layout.num_grouped, len(results) - len(parameters) + len(self._layout.entries)
         calls, more = found.calls, results[first + 1 : last]
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, more), results[last:])
@@ -275,31 +283,6 @@ class StepRecorder:
         if found.num_compared < NUM_TRIALS:
             return 1
         return COMPARE_EVERY if found.num_compared < NUM_OFTEN else COMPARE_RARELY
-
-    def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> bool:
-        """Return whether for the first of K clients the replayed step is the step as written."""
-        found.compared_in = self._round
-        replayed = self._replay(found, parameters, batch)
-        first = [parameter[0].clone() for parameter in parameters]
-        try:
-            # Two orders of sums in TF32, which has 10 bits, choose other maxima in pooling, and differ by far more.
-            with preserved_globals(self._user.device), without_tf32() as is_rounded:
-                written: StepOutput | None = self.function.single(first, type(batch)(part[0].clone() for part in batch))
-                compared = replayed
-                if is_rounded and takes_graphs(self._user.device):
-                    compared = self._replay(found, parameters, batch, found.operations)
-        except NotRecordableError:
-            written, compared = None, replayed
-        of_first = StepOutput(
-            [gradient[0] for gradient in compared.gradients], compared.loss[0],
-            with_tensors(compared.logged, [value[0] for value in tensors_of(compared.logged)]),
-            [buffer[0] for buffer in compared.buffers],
-        )  # fmt: skip
-        if written is not None and is_same(written, of_first, self.tolerance):
-            self._replayed = replayed
-            return True
-        self._stop_late(found)
-        return False
 
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """Return a recording of a shape once it has come often enough, or None."""
@@ -342,6 +325,7 @@ class StepRecorder:
                 if graph.obstacle is not None:
                     log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
         self.check()
+        self.note_reads()
         return Recording(replay, operations, calls, draws)
 
     def check(self) -> None:

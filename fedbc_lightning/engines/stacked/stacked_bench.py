@@ -82,7 +82,7 @@ class StackedBench:
         return self._most_bytes // (self._row_bytes + TIMES_HELD * sum(held.values()))
 
     def check_step(self, w: Tensor, batch: Any) -> None:
-        """Check once for each shape of a batch, and once in each round, that a step may be mapped.
+        """Check that a step may be mapped: once for each shape of a batch, and where it may have changed since.
 
         Args:
             w: Weights (K, d), of which the first client's are taken.
@@ -92,9 +92,9 @@ class StackedBench:
             NotVectorizableError: The step may not be mapped.
         """
         bench = self.bench
-        # A check takes several single steps; one in a round finds a step that changes its mind in the course of a run.
+        # A check takes several single steps; a later one finds a step that changes its mind in the course of a run.
         shape = tuple([part.shape[1:] for part in batch])
-        if shape in self._checked and bench.round == self._checked_in:
+        if shape in self._checked and self._checked_in >= bench.recorder.changed_in:
             return
         self._checked.add(shape)
         self._checked_in = bench.round
@@ -136,6 +136,7 @@ def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
     try:
         recorder.check()
         output = taken(recorder.function.written, batch_idx=0)
+        recorder.note_reads()
         recorder.check()
         # Another batch_idx shows a step that depends on it: K clients in lockstep have only one number for all.
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
