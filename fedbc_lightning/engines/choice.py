@@ -24,8 +24,8 @@ Kind = Literal["sequential", "vectorized"]
 # Measured on a CPU with one thread (benchmarks/engines.py): with 1,000 clients a round of one step each, the mapped
 # step of a logistic model (d = 610) is eight times as fast as recorded steps one by one; with ten clients of unequal
 # lengths (W1) it takes 1.6 times as long, and with ten MLPs (W2, d = 101,770) 1.2 times.
-# Measured on an H100 (benchmarks/gpu.py): with 50 clients a round, CNNs (d = 1.6 million) are three times as fast as
-# CUDA graphs of one client, logistic models of 1,000 clients 15 times; with ten unequal CNNs it takes longer.
+# Measured on an H100 (benchmarks/gpu.py), clients of equal sizes: 50 CNNs (d = 1.6 million, with dropout) are three
+# times as fast as CUDA graphs of one client, 1,000 logistic models 18 times; with ten unequal CNNs it takes longer.
 PAYS = {"cpu": (50, 2_000), "cuda": (50, 2_000_000)}
 
 

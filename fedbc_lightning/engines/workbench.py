@@ -218,7 +218,7 @@ class Workbench:
             learning_rates: The learning rate of each group, or None for those of ``configure_optimizers``.
         """
         self.round, self.grad_scale = round, grad_scale
-        self.recorder.start_round(round)
+        self.recorder.start_round(self.has_hooks)
         self.optimizer.learning_rates = learning_rates
 
     # what a step consists of

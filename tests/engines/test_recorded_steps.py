@@ -326,15 +326,15 @@ class FactoredByRound(Smooth):
         return super().training_step(batch, batch_idx) * self.trainer.current_round
 
 
-class FactoredByAttribute(Smooth):
+class FactoredByClass(Smooth):
     def on_round_start(self):
-        self.factor = self.trainer.current_round
+        type(self).factor = self.trainer.current_round
 
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * self.factor
 
 
-@pytest.mark.parametrize("model", [FactoredByRound, FactoredByAttribute])
+@pytest.mark.parametrize("model", [FactoredByRound, FactoredByClass])
 @pytest.mark.filterwarnings("ignore:.*something else than when it was recorded")
 def test_what_changes_between_rounds_is_found_before_a_replay(tmp_path, monkeypatch, recordings, model):
     compare(tmp_path, monkeypatch, model)

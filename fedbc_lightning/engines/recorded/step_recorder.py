@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -34,7 +33,6 @@ from fedbc_lightning.engines.step_function import (
 )
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import CLIENT_HOOKS
-from fedbc_lightning.module.schedulers import LASTING
 from fedbc_lightning.state.layout import ParameterLayout
 
 log = logging.getLogger("lightning.pytorch." + __name__)
@@ -72,7 +70,7 @@ class Recording:
         draws_random_numbers: Whether the step draws random numbers.
         num_compared: Number of replays that were compared with the step as written.
         credit: Number of steps that may be replayed before one is compared again.
-        compared_in: The last round in which a replay was compared.
+        compared_after: Number of changes after which a replay was last compared.
         graphs: Whole steps as CUDA graphs, by what they depend on; None for those that cannot be captured.
     """
 
@@ -82,7 +80,7 @@ class Recording:
     draws_random_numbers: bool
     num_compared: int = 0
     credit: int = 0
-    compared_in: int = -1
+    compared_after: int = -1
     graphs: dict[tuple, Any] = field(default_factory=dict)
 
 
@@ -92,7 +90,7 @@ class StepRecorder:
     A recording holds what ``training_step`` did once, so the user must promise that the step is a function of weights
     and batch: by the decorator :func:`fedbc_lightning.recordable`, or by ``record_steps: true``. Nevertheless some
     steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each shape, the
-    first one of a round before which something may have changed, and one in 64, later one in 1,024.
+    first one of a round where something may have changed since the one before, and one in 64, later one in 1,024.
 
     Args:
         user: The user's module.
@@ -103,8 +101,8 @@ class StepRecorder:
         function: The step as a function of parameters and batch.
         record_after: Number of steps of one shape before it is recorded, by kind.
         is_due: Whether the step after the one that is taken will be recorded.
-        changed_in: The last round before which something may have changed that steps depend on: an attribute of the
-            module or of its layers has another value, or a step has read from ``self.trainer`` what changes.
+        num_changes: How often something may have changed that steps depend on: in the first round, and in each later
+            one if there are hooks, or if a step reads from ``self.trainer``.
         reason: The reason why steps are not recorded, or None if they are.
         lacks_promise: Whether the only reason is that nobody has given the promise.
     """
@@ -117,11 +115,10 @@ class StepRecorder:
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._step, self._modes = -1, user.module.training_step, user.evaluating
+        self._step, self._modes = user.module.training_step, user.evaluating
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
-        self._attributes, self._reads_trainer = list[Any](), False
-        self.is_due, self.changed_in = False, 0
+        self.is_due, self.num_changes, self._reads_trainer = False, 0, False
         self._is_asked = record_steps is True
         self.reason: str | None = None
         if record_steps is False:
@@ -141,7 +138,7 @@ class StepRecorder:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, without recordings, which are about the objects of this process."""
         nothing = dict.fromkeys(("_waiting", "_heard", "_step", "_modes"))
-        return {**vars(self), "_counts": {}, "_found": {}, "_attributes": [], **nothing}
+        return {**vars(self), "_counts": {}, "_found": {}, **nothing}
 
     def promise(self) -> None:
         """Record steps without the decorator: who chooses ``engine: vectorized`` gives the same promise by that."""
@@ -169,26 +166,22 @@ class StepRecorder:
                 "fast on a CPU, and several times as fast on a GPU, where all of a step is launched at once."
             )
 
-    def start_round(self, round: int) -> None:
-        """Look for changes, after which each recording is compared; forget all if step, modes or hooks are new."""
-        if self._round < 0 and self._is_asked and self.reason is not None:
+    def start_round(self, has_hooks: bool) -> None:
+        """Let each recording be compared once more if something may have changed since the last round.
+
+        All are forgotten if the step, modes or hooks on layers are new.
+
+        Args:
+            has_hooks: Whether the module or a callback has hooks, in which anything may be set.
+        """
+        if not self.num_changes and self._is_asked and self.reason is not None:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
-        self._round, step = round, self._module.training_step
-        modes = self._user.evaluating
+        self.num_changes += has_hooks or self._reads_trainer or not self.num_changes
+        step, modes = self._module.training_step, self._user.evaluating
         if step != self._step or modes != self._modes or (self._found and has_torch_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
         self._step, self._modes = step, modes
-        holders = [*map(vars, self._module.modules()), self._module.hparams]
-        attributes = [value for holder in holders for value in holder.values()]
-        is_as_before = len(attributes) == len(self._attributes) and all(map(operator.is_, attributes, self._attributes))
-        if self._reads_trainer or not is_as_before:
-            self.changed_in = round
-        self._attributes = attributes
-
-    def note_reads(self) -> None:
-        """Take notice of what a step that was just taken as written has read from ``self.trainer``."""
-        self._reads_trainer |= bool(self._user.shim.reads - LASTING)
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.
@@ -226,7 +219,7 @@ class StepRecorder:
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
-        if found.credit and found.compared_in >= self.changed_in:
+        if found.credit and found.compared_after == self.num_changes:
             return found
         devices = [self._user.device] if self._user.device.type == "cuda" else []
         # The step as written, which follows, must draw the same numbers.
@@ -264,7 +257,7 @@ class StepRecorder:
             written.logged = heard.calls
         tolerance = 0.0 if self._user.device.type == "cpu" else self.tolerance
         if written is not None and is_same(written, replayed, tolerance):
-            found.compared_in = self._round
+            found.compared_after = self.num_changes
             found.num_compared += 1
             found.credit = self._spacing(found) - 1
             return
@@ -325,7 +318,7 @@ class StepRecorder:
                 if graph.obstacle is not None:
                     log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
         self.check()
-        self.note_reads()
+        self._reads_trainer |= bool(self._user.shim.reads)
         return Recording(replay, operations, calls, draws)
 
     def check(self) -> None:

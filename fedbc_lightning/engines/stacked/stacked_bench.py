@@ -58,7 +58,7 @@ class StackedBench:
             self._most_bytes = int(PART_OF_GPU * torch.cuda.get_device_properties(device).total_memory)
         self.most_rows = self._most_bytes // self._row_bytes
         self._checked: set[tuple] = set()
-        self._checked_in = -1
+        self._checked_after = 0
 
     def most_clients(self) -> int:
         """Return the largest number of clients whose matrices and steps fit into the memory meant for a cohort.
@@ -94,10 +94,10 @@ class StackedBench:
         bench = self.bench
         # A check takes several single steps; a later one finds a step that changes its mind in the course of a run.
         shape = tuple([part.shape[1:] for part in batch])
-        if shape in self._checked and self._checked_in >= bench.recorder.changed_in:
+        if shape in self._checked and self._checked_after == bench.recorder.num_changes:
             return
         self._checked.add(shape)
-        self._checked_in = bench.round
+        self._checked_after = bench.recorder.num_changes
         self.draws_random_numbers |= check_step(bench, w[0], like(batch, (part[0] for part in batch)))
         if self.draws_random_numbers:
             bench.say(
@@ -136,7 +136,6 @@ def check_step(bench: Workbench, w: Tensor, batch: Any) -> bool:
     try:
         recorder.check()
         output = taken(recorder.function.written, batch_idx=0)
-        recorder.note_reads()
         recorder.check()
         # Another batch_idx shows a step that depends on it: K clients in lockstep have only one number for all.
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
