@@ -345,6 +345,7 @@ class StepRecorder:
                 if graph.obstacle is not None:
                     log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
         self.check()
+        # What other code of the user's has read is among them, which costs comparisons and no more
         self._reads_trainer |= bool(self._user.shim.reads)
         return Recording(replay, operations, calls, draws)
 
