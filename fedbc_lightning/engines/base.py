@@ -210,15 +210,16 @@ class BaseEngine(ABC):
         if batches is None:
             return
         batch = next(iter(batches))
-        # Fine-tuning is for one client's evaluation: what its forward passes do to BatchNorm must not last.
+        # Fine-tuning is for one client's evaluation: what its steps do to BatchNorm, or to a teacher, must not last.
         buffers, counts = layout.read_buffers(), layout.read_counters()
         w = bench.row.to(layout.master_dtype)[None]
         user.train_mode()
-        for _ in range(fine_tuning.num_steps):
-            _, gradient = Oracle(bench, calls_hooks=False).loss_and_gradient(w, user.to_device(batch), 0)
-            for term in weight_decay_terms(bench):
-                term.add_gradient(gradient, w)
-            w = w - fine_tuning.lr * gradient
+        with layout.frozen.kept():
+            for _ in range(fine_tuning.num_steps):
+                _, gradient = Oracle(bench, calls_hooks=False).loss_and_gradient(w, user.to_device(batch), 0)
+                for term in weight_decay_terms(bench):
+                    term.add_gradient(gradient, w)
+                w = w - fine_tuning.lr * gradient
         user.module.eval()
         bench.row.copy_(w[0])
         layout.write_buffers(buffers, counts)

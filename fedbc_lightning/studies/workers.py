@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import contextvars
+import gc
 import json
 import multiprocessing
 import os
@@ -28,7 +30,16 @@ from unittest import mock
 import filelock
 import torch
 
-from fedbc_lightning.core.errors import ConfigurationError, UsageError, first_line, needs, notes_of, one_line, report
+from fedbc_lightning.core.errors import (
+    ConfigurationError,
+    UsageError,
+    first_line,
+    in_one_line,
+    needs,
+    notes_of,
+    one_line,
+    report,
+)
 from fedbc_lightning.core.files import make_folder, open_file, read_mapping, refuse_link, remove, told, write
 from fedbc_lightning.core.metric_names import measured
 from fedbc_lightning.core.printing import Console, printing_to
@@ -284,7 +295,8 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
     with open_file(log_file, "a", buffering=1) as log, printing_to(log):
         print(f"$ {PROG} {' '.join(words)}")
         try:
-            FederatedCLI(args=words, parser_kwargs={"prog": PROG})
+            # In a context of its own, since jsonargparse keeps the last parser in one, and with it all that it has made
+            contextvars.copy_context().run(FederatedCLI, args=words, parser_kwargs={"prog": PROG})
         except (ConfigurationError, UsageError) as error:
             return one_line(error)
         except (KeyboardInterrupt, StoppedError):
@@ -294,6 +306,11 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
         except Exception as error:
             print(report(error), end="")
             return f"{type(error).__name__}: {first_line(error)}" + "".join(f" ({note})" for note in notes_of(error))
+        finally:
+            # Trainer, model and data refer to each other, and Python does not see how large they are: without this,
+            # dozens of runs stay in memory.
+            FederatedCLI.current = None
+            gc.collect()
     return None
 
 
@@ -357,20 +374,14 @@ class Jobs:
         self._jobs: Sequence[Any] = []  # of submitit, which is an extra
         with needs(f"backend: {study.backend} submits jobs by submitit", "cluster"):
             import submitit
-        try:
+        advice = "resources have submitit's names, e.g. timeout_min, gpus_per_node, mem_gb, slurm_partition."
+        with in_one_line(f"backend: {study.backend} (", f"); {advice}"):
             self._executor = submitit.AutoExecutor(self._folder, study.backend, slurm_max_num_timeout=MAX_TIMEOUTS)
             asked = {"name": f"fedbc-{study.name}", "timeout_min": TIMEOUT_MIN, **study.resources}
             self._executor.update_parameters(**asked)
-        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
-            raise ConfigurationError(
-                f"backend: {study.backend}: {first_line(error).rstrip('.')}; resources have submitit's names, e.g. "
-                "timeout_min, gpus_per_node, cpus_per_task, mem_gb, slurm_partition."
-            ) from None
 
     def __enter__(self) -> Jobs:
         """Submit the jobs, unless those of before are alive."""
-        from submitit.core.utils import FailedJobError
-
         self._jobs = self._alive()
         verb = "at work" if self._jobs else "submitted"
         if not self._jobs:
@@ -380,10 +391,8 @@ class Jobs:
             posix: Any = signal
             before = posix.pthread_sigmask(posix.SIG_BLOCK, {signal.SIGINT})
             try:
-                with self._executor.batch():
+                with in_one_line("backend: the jobs cannot be submitted: "), self._executor.batch():
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
-            except (OSError, FailedJobError) as error:
-                raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
             finally:
                 posix.pthread_sigmask(posix.SIG_SETMASK, before)
             record = {"study": self._asked, "jobs": [job.job_id for job in self._jobs]}

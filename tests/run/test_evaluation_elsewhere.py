@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from helpers.modules_with_more import Bank, BestSoFar, Teacher
 from lightning.pytorch import Callback
 from torch import nn
 
-from fedbc_lightning import FedAvg, Privacy
+from fedbc_lightning import FedAvg, FedBC, Privacy
 from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
 from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.expected import check_answer
@@ -104,6 +105,9 @@ CASES = {
     "own buffers": (Drawing, SCAFFOLD, {"buffers": "local"}),
     "own model": (BoringModel, Ditto, {"eval_clients": 4}),
     "fine-tuned": (Linear, PerFedAvg, {}),
+    "fine-tuned teacher": (partial(Teacher, begins_at=0), PerFedAvg, {}),
+    "bfloat16": (BoringModel, lambda: FedBC(dual_lr=0.1, init_from="local"), {"client_dtype": "bfloat16"}),
+    "bfloat16, own": (BoringModel, SCAFFOLD, {"client_dtype": "bfloat16"}),
     "other z": (BoringModel, FedExP, {}),
     "kept head": (BoringModel, FedRep, {"local_parameters": ["net.3.*"]}),
     "held out": (BoringModel, FedAvg, {"heldout_finetune_steps": 2}),
@@ -121,7 +125,7 @@ CASES = {
     ),
     "bank": (Bank, FedAvg, {"buffers": "local", "clients_per_round": 6}),
 }
-STAY = {"own buffers", "own model", "kept head", "in stages, own"}
+STAY = {"own buffers", "own model", "kept head", "in stages, own", "bfloat16, own"}
 """Cases in which vectors stay with the clients."""
 
 

@@ -70,9 +70,12 @@ def test_jobs_of_this_machine_end_with_the_command(project, number):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"resources": {"tiemout_min": 3}}, "local: Unknown executor 'tiemout' in parameter 'tiemout_min'; resources"),
-        ({"resources": {"timeout_min": "soon"}}, 'backend: local: Parameter "timeout_min" expected type'),
-        ({"resources": {"nodes": 2}}, "backend: local: LocalExecutor can use only one node"),
+        (
+            {"resources": {"tiemout_min": 3}},
+            "local (Unknown executor 'tiemout' in parameter 'tiemout_min'.); resources",
+        ),
+        ({"resources": {"timeout_min": "soon"}}, 'backend: local (Parameter "timeout_min" expected type'),
+        ({"resources": {"nodes": 2}}, "backend: local (LocalExecutor can use only one node"),
     ],
 )
 def test_mistakes_are_one_line(project, capfd, given, message):
