@@ -81,7 +81,10 @@ def deploy(words: list[str]) -> int:
     if url_of(name) or folder.exists():
         raise UsageError(f"--folder {name}: give the name of a new folder, on a disk")
     rest = [*words[1 : position - (words[position] == name)], *words[position + 1 :]]
-    cli = Built(args=prepare_arguments(["fit", *rest, "--trainer.backend=Flower"]), parser_kwargs={"prog": PROG})
+    # Behind the configs, and before the first option of the backend
+    place = next((k for k, word in enumerate(rest) if word.startswith("--trainer.backend.")), len(rest))
+    rest[place:place] = ["--trainer.backend=Flower"]
+    cli = Built(args=prepare_arguments(["fit", *rest]), parser_kwargs={"prog": PROG})
     if cli.algorithm.trains_pooled:
         raise ConfigurationError(f"algorithm: {cli.algorithm} cannot be deployed: it trains on the data of all clients")
     config = cli.config["fit"].clone()
@@ -96,9 +99,9 @@ def deploy(words: list[str]) -> int:
     write(folder / "config.yaml", cli.command_parsers["fit"].dump(config, skip_none=False))
     write(folder / "federated_app.py", MODULE)
     write(folder / "pyproject.toml", project)
-    for path in modules:
+    for path, source in modules.items():
         make_folder((folder / path).parent)
-        write(folder / path, path.read_bytes())
+        write(folder / path, source.read_bytes())
     copied = f" with {', '.join(map(str, modules))}" if modules else ""
     number = getattr(cli.datamodule, "num_clients", None) or "N"
     print(f"{folder} is an app of Flower{copied}. Try it with {number} clients, one for each of the data:")
@@ -115,15 +118,17 @@ def command_parser() -> FederatedArgumentParser:
     return parser
 
 
-def _own_modules(folder: Path) -> list[Path]:
-    """Return the files of imported modules that lie in a folder and belong to no installed package."""
-    found = set[Path]()
-    for name, module in sys.modules.copy().items():
-        file = Path(getattr(module, "__file__", None) or "/")
-        if name.partition(".")[0] != PACKAGE and file.is_relative_to(folder) and not INSTALLED & {*file.parts}:
-            path = file.relative_to(folder)
-            found |= {path, *(init for above in path.parents[:-1] if (init := above / "__init__.py").exists())}
-    return sorted(found)
+def _own_modules(folder: Path) -> dict[Path, Path]:
+    """Return the files of imported modules below a folder that belong to no installed package, by their places.
+
+    A place follows from the module's name, so that the app's folder alone is searched: also for what lay in ``src``.
+    """
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file, place = Path(getattr(module, "__file__", None) or "/"), Path(*name.split("."))
+        if place.parts[0] != PACKAGE and file.is_relative_to(folder) and not INSTALLED & {*file.parts}:
+            found[place / file.name if file.stem == "__init__" else place.with_suffix(file.suffix)] = file
+    return found
 
 
 # what the app builds

@@ -30,10 +30,12 @@ PLACES = {
     "global": Place(1, "global model z"),
     "local": Place(2, "clients' own models"),
     "local_weighted": Place(2),
+    "local_worst10": Place(2, "own models of the worst tenth of the clients", is_test_only=True),
     # z on clients that never train, as it is and after a few steps on each client's training data: means over clients
     "heldout": Place(4, "z on held-out clients"),
     "heldout_finetuned": Place(4, "z on held-out clients, fine-tuned"),
-    # How evenly the global model serves the clients
+    # How well and how evenly the global model serves the clients
+    "mean": Place(3, "z, mean over the clients", is_test_only=True),
     "worst10": Place(3, "z on the worst tenth of the clients", is_test_only=True),
     "least_data": Place(3, "z on the client with least data", is_test_only=True),
     "most_data": Place(3, "z on the client with most data", is_test_only=True),

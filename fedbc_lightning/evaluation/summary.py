@@ -85,6 +85,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 weighted = what._replace(place="local_weighted")
                 metrics[what.name] = float(values.mean())
                 metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
+                if split == "test":
+                    metrics[what._replace(place="local_worst10").name] = worst_tenth(name, values)
             if which == "global" and ("global", -1) not in results:
                 metrics[what.name] = float(np.average(values, weights=sizes[clients]))
             if which == fair and len(having) < len(trained):
@@ -133,7 +135,7 @@ def worst_tenth(name: str, values: np.ndarray) -> float:
 
 
 def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """Measure how evenly the global model serves the clients, or their own models where no model is everyone's.
+    """Measure how well and evenly the global model serves the clients, or own models where no model is everyone's.
 
     Args:
         name: Name of the metric, which tells whether smaller values are better, see
@@ -142,7 +144,7 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
         sizes: Number of training samples of each client.
 
     Returns:
-        ``<name>/std`` (the population's standard deviation), ``worst10`` (the mean of the worst ceil(n/10) clients),
+        ``<name>/mean``, ``std`` (the population's standard deviation), ``worst10`` (the mean of the worst ceil(n/10)),
         ``least_data`` and ``most_data`` (the values of the clients with the fewest and the most samples).
 
     Example:
@@ -150,6 +152,7 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
         0.5
     """
     found = {
+        "mean": float(values.mean()),
         "std": deviation(values),
         "worst10": worst_tenth(name, values),
         "least_data": float(values[sizes.argmin()]),

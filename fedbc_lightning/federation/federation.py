@@ -187,13 +187,11 @@ class Federation:
         # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
         present, server.round = server.round, round
         try:
-            return [*map(self.num_steps, asked)], *self._bytes_of_client()
+            steps = [self.algorithm.num_steps(server, each) for each in asked]
+            checked = [methods.checked_count(self.algorithm, "num_steps", each) for each in steps]
+            return checked, *self._bytes_of_client()
         finally:
             server.round = present
-
-    def num_steps(self, asked: int) -> int:
-        """Return how many steps a client of the server's round takes if the trainer asks for so many."""
-        return methods.checked_count(self.algorithm, "num_steps", self.algorithm.num_steps(self.server, asked))
 
     def _bytes_of_client(self) -> tuple[int, int]:
         """Return the bytes that each client receives in the server's round, and those that a message of it has."""

@@ -30,7 +30,7 @@ class RowsAtClients(ChannelPart):
         if algorithm.trains_pooled or any(part.needs_rows for part in exchange.server_parts):
             raise ConfigurationError(
                 f"algorithm: the server of {algorithm} reads or writes vectors or data of clients, and under this "
-                "trainer.backend they stay with the clients; take FedAvg, FedProx, FedBC, SCAFFOLD, Ditto, ..."
+                "trainer.backend they stay with the clients; take FedBC, SCAFFOLD, Ditto, ..., or keeps_rows: false."
             )
 
     def declare(self, state: StateDeclaration) -> None:

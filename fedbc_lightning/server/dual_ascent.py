@@ -143,9 +143,10 @@ class DualAscent(ServerCallback):
             state = "all 0: z is their uniform mean" if effective == 0 else f"{effective:.2f} clients' worth of weight"
             server.warn_once(
                 "effective number of λ",
-                f"The λ of the {len(dual)} sampled clients are {state}. If λ has fallen back towards 0, "
-                "algorithm.dual_lr is too large for a run of this length; if one client moves much further than the "
-                "others, algorithm.dual_min and dual_max bound their ratio (said once; see dual/effective_number).",
+                f"round {server.round}: the λ of the {len(dual)} sampled clients are {state}. In the first rounds that "
+                "may pass. If λ has fallen back towards 0, algorithm.dual_lr is too large for a run of this length; if "
+                "one client moves much further than the others, algorithm.dual_min and dual_max bound their ratio "
+                "(said once; see dual/effective_number).",
             )
 
     @property

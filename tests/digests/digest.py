@@ -91,7 +91,7 @@ def former_name(name: str) -> str:
         return name.replace("/", "_", 1)
     if found is None:
         return OTHERS.get(name, name)
-    if found.place in ("std", "worst10", "least_data", "most_data"):
+    if found.place in ("mean", "std", "worst10", "least_data", "most_data"):
         return f"fairness/{found.metric}_{found.place}"
     place, _, weighted = found.place.partition("_")
     return f"{place}/{found.split}_{found.metric}" + (weighted and f"_{weighted}")
