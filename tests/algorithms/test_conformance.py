@@ -15,17 +15,13 @@ from fedbc_lightning import algorithms
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.core.errors import ConfigurationError
 
-ROUNDS = 20
-
 
 def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData | None = None, **options: Any) -> Any:
     """Fit and replay the sampled clients in NumPy; every named state must agree after every round; the trainer."""
     data = data or QuadraticData(sample_quadratics())
     recorder = Recorder(setting.scalars, setting.vectors, setting.server)
     sampler = RecordingSampler()
-    options = (
-        {"max_rounds": ROUNDS, "clients_per_round": 3, "seed": 0, "sampler": sampler} | options | dict(setting.options)
-    )
+    options = {"clients_per_round": 3, "seed": 0, "sampler": sampler} | options | dict(setting.options)
     trainer, module = fit(tmp_path, setting.build(), data, recorder, **options)
     found = recorder.arrays()
     pooled = {number: [-1] for number in recorder.sampled} if setting.build().trains_pooled else {}
@@ -46,7 +42,7 @@ def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData |
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_closed_form_with_partial_participation(tmp_path, setting):
     """Section 4.1: 20 rounds of each method with 3 of 5 clients, 3 epochs of full batches; 8 of its other settings."""
-    max_rounds = ROUNDS if setting in METHODS else 8
+    max_rounds = 20 if setting in METHODS else 8
     compare(tmp_path, setting, Local(lr=0.1, steps=full_batches(3)), local_epochs=3, max_rounds=max_rounds)
 
 
@@ -109,7 +105,7 @@ FORMS: dict[str, tuple[str, QuadraticData | None, Local, dict[str, Any]]] = {
 )
 def test_closed_form_however_clients_train(tmp_path, form, name):
     _, data, local, options = FORMS[form]
-    compare(tmp_path, BY_NAME[name], local, data, max_rounds=12, **options)
+    compare(tmp_path, BY_NAME[name], local, data, max_rounds=6, **options)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +139,11 @@ def test_scaffold_gradient_mean_counts_steps_not_closure_calls(tmp_path):
         assert 0 < np.linalg.norm(control) < 1.5 * np.linalg.norm(reference.gradient(data.clients, client, start))
 
 
-def trajectories(tmp_path: Any, algorithm: Any, **options: Any) -> dict[str, np.ndarray]:
+def trajectories(tmp_path: Any, algorithm: Any) -> dict[str, np.ndarray]:
     """z (and flat state) of one run with the common settings of the degenerate equalities."""
     recorder = Recorder(vectors=("local_model",))
-    settings = {"max_rounds": 20, "clients_per_round": 3, "local_epochs": 3, "keep_local_models": True} | options
-    fit(tmp_path, algorithm, QuadraticData(sample_quadratics(), batch_size=2), recorder, **settings)
+    data = QuadraticData(sample_quadratics(), batch_size=2)
+    fit(tmp_path, algorithm, data, recorder, max_rounds=20, clients_per_round=3, local_epochs=3, keep_local_models=True)
     return recorder.arrays()
 
 

@@ -1,6 +1,7 @@
 """Every shipped config names what differs from the defaults, is parsed, and runs for a round."""
 
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Mapping
@@ -80,11 +81,12 @@ def test_all_runs_of_a_study_can_be_parsed(name, place):
         if not set(levels) - seen:
             del study.variants[variant]
         seen |= set(levels)
-    # Keys of variants and of methods are merged one by one: all variants with a method, and all methods in a variant.
-    methods, study.methods = study.methods, study.methods[:1]
-    check_runs(study)
-    study.methods, study.variants = methods[1:], dict([*study.variants.items()][:1])
-    check_runs(study)
+    # Keys of variants and of methods are merged one by one: each variant with a method, and each method in a variant.
+    methods = study.methods
+    methods += [methods[0].untuned()] * (len(study.variants) - len(methods))
+    for variant, method in zip(itertools.cycle(study.variants.items()), methods):
+        study.variants, study.methods = dict([variant]), [method]
+        check_runs(study)
 
 
 def at_default(given: dict, defaults: Mapping[str, object], where: str) -> list[str]:
