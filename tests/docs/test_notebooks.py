@@ -6,6 +6,7 @@ import re
 import nbformat
 import pytest
 from helpers.notebooks import execute_forked
+from helpers.programs import check_learning
 from helpers.scripts import ROOT
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
@@ -31,6 +32,7 @@ def test_a_notebook_runs_and_has_few_outputs(path, tmp_path, monkeypatch):
     cells = execute_forked(notebook, tmp_path, monkeypatch)
     shown = [sum(out.output_type != "stream" for out in cell.outputs) for cell in cells]
     assert max(shown) <= 2  # the bar of a run or study is one output, which is updated
+    check_learning(tmp_path)
 
 
 @notebooks

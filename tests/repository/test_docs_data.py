@@ -1,12 +1,11 @@
 """Every example of docs/data.md is run as it is written there, for 10 rounds at the most, each in an empty folder."""
 
-import csv
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from helpers.programs import run_python
+from helpers.programs import check_learning, run_python
 from helpers.scripts import ROOT
 
 PAGE = ROOT / "docs" / "data.md"
@@ -80,9 +79,6 @@ def test_an_example_runs_and_leaves_curves(title, tmp_path):
     scripts = [(tmp_path / command[7:]).read_text() for command in commands if command.startswith("python ")]
     fits = [text for text in (*commands, *scripts) if "fedbc-cli fit" in text or "trainer.fit(" in text]
     assert len(runs) == len(fits)
+    check_learning(tmp_path)
     for folder in runs:
-        with (folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        assert len(rows) > 2
-        assert float(rows[-1]["train/loss"]) < float(rows[1]["train/loss"])
         assert any(folder.glob("events.out.tfevents.*"))
