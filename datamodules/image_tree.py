@@ -86,7 +86,7 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
     """Say that the folders of an image are fewer than ``roles``, or in which two ways they may be read."""
     above = len(roles) - 1
     if len(parts) <= above:
-        return f"has not the folders {_shown(roles)}; {LAYOUT}"
+        return f"has not the folders {_shown(roles)} above it; give a data.root further up, or another data.layout"
     first, *others = parts[above:]
     announced = ["client", "split", "class"] if others[0] in SPLIT_NAMES and len(others) > 1 else ["client", "class"]
     return (
