@@ -81,10 +81,8 @@ def deploy(words: list[str]) -> int:
     if url_of(name) or folder.exists():
         raise UsageError(f"--folder {name}: give the name of a new folder, on a disk")
     rest = [*words[1 : position - (words[position] == name)], *words[position + 1 :]]
-    # Behind the configs, and before the first option of the backend
-    place = next((k for k, word in enumerate(rest) if word.startswith("--trainer.backend.")), len(rest))
-    rest[place:place] = ["--trainer.backend=Flower"]
-    cli = Built(args=prepare_arguments(["fit", *rest]), parser_kwargs={"prog": PROG})
+    flower = "--trainer.backend=Flower"  # before options of it, and behind configs with another backend
+    cli = Built(args=prepare_arguments(["fit", flower, *rest, flower]), parser_kwargs={"prog": PROG})
     if cli.algorithm.trains_pooled:
         raise ConfigurationError(f"algorithm: {cli.algorithm} cannot be deployed: it trains on the data of all clients")
     config = cli.config["fit"].clone()
