@@ -25,9 +25,7 @@ def _take_down(federation: Federation, down: Down) -> None:
     store = federation.clients
     for name, scalars in down.scalars.items():
         store.stage(name, down.clients, scalars)
-    for name, rows in down.rows.items():
-        for client, row in zip(down.clients, rows, strict=True):
-            store.stage(name, [client], row[None])
+    store.hold(down.clients, down.rows)
     store.commit()
 
 

@@ -25,12 +25,12 @@ class RowStorage:
         dtypes: Name -> dtype in which rows are kept, where it is not that of the start row.
 
     Attributes:
-        starts: The argument of this name, rounded as a row is that is kept.
+        starts: The argument of this name.
     """
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype] | None = None) -> None:
+        self.starts = starts
         self._dtypes = {name: row.dtype for name, row in starts.items()} | (dtypes or {})
-        self.starts = {name: row.to(self._dtypes[name]).to(row.dtype) for name, row in starts.items()}
         self._staged: dict[str, dict[int, Any]] = {}
         self.rollback()
 

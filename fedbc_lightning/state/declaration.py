@@ -7,7 +7,7 @@ ranks. A value that is staged in a round is current from ``commit()`` on; ``roll
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -342,22 +342,33 @@ class ClientStore:
             "counters": counters, "kept": kept, "table": torch.zeros(0, dtype=z.dtype), "counters table": counters,
         }  # fmt: skip
         kinds = self._kinds = declaration.client_vectors
-        self._tables = TableRows({name: starts[kinds[name]] for name in declaration.table_names})
-        vectors = {name: starts[kind] for name, kind in kinds.items() if name not in self._tables.starts}
+        tables = TableRows({name: starts[kinds[name]] for name in declaration.table_names})
+        vectors = {name: starts[kind] for name, kind in kinds.items() if name not in tables.starts}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
         self._dtypes = dtypes
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
-        self._vectors: MemoryRows | FileRows = (
-            MemoryRows(vectors, dtypes)
-            # By the declared sizes, not by who has trained: whether there is a file must not change during a run.
-            if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
-            else FileRows(vectors, dtypes, num_clients)
-        )
-        self.storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
-        self._storage = {name: storage for storage in self.storages for name in storage.starts}
+        # By the declared sizes, not by who has trained: whether there is a file must not change during a run.
+        is_in_memory = num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
+        self._take(MemoryRows(vectors, dtypes) if is_in_memory else FileRows(vectors, dtypes, num_clients), tables)
         self.names, self.scalar_names = list(self._storage), list(self._scalars.starts)
         self.vector_names = self.names[len(self.scalar_names) :]
-        self.file_rows = self._vectors if isinstance(self._vectors, FileRows) else None
+
+    def _take(self, vectors: MemoryRows | FileRows, tables: TableRows) -> None:
+        self._vectors, self._tables = vectors, tables
+        self.storages: tuple[RowStorage, ...] = (self._scalars, vectors, tables)
+        self._storage = {name: storage for storage in self.storages for name in storage.starts}
+        self.file_rows = vectors if isinstance(vectors, FileRows) else None
+
+    def hold(self, clients: list[int], rows: Mapping[str, Sequence[Tensor]]) -> None:
+        """Hold the rows of some clients, in memory and in place of all others; a worker has those of one message.
+
+        One that is as at the start is left out, so that ``trainer.client_dtype`` does not round it here alone.
+        """
+        self._take(MemoryRows(self._vectors.starts, self._dtypes), TableRows(self._tables.starts))
+        for name, values in rows.items():
+            for client, row in zip(clients, values, strict=True):
+                if not torch.equal(row, self.start(name)):
+                    self.stage(name, [client], row[None])
 
     def scalar(self, name: str, *, staged: bool = False) -> Tensor:
         """Return the scalars of all clients, (N,) float64: committed, or as the next round will see them."""
