@@ -187,9 +187,9 @@ class Federation:
         # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
         present, server.round = server.round, round
         try:
-            steps = [self.algorithm.num_steps(server, each) for each in asked]
-            checked = [methods.checked_count(self.algorithm, "num_steps", each) for each in steps]
-            return checked, *self._bytes_of_client()
+            steps = (self.algorithm.num_steps(server, each) for each in asked)
+            counts = [methods.checked_count(self.algorithm, "num_steps", each) for each in steps]
+            return counts, *self._bytes_of_client()
         finally:
             server.round = present
 

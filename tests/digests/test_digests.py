@@ -20,6 +20,7 @@ def test_patterns_choose_by_class_and_by_name():
     assert {case.algorithm for case in selected(["FedBC"])} == {"FedBC"}
     names = [case.name for case in selected(["apfl/*/float64/1"])]
     assert names == ["apfl/sequential/float64/1", "apfl/vectorized/float64/1"]
+    assert selected(["nothing"]) == []
 
 
 def test_a_changed_constant_changes_its_own_lines(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
 import torch
@@ -355,11 +354,3 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: Ma
     except Exception as error:  # as Python does, with the hook that the program has set
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
-
-
-def check_learning(folder: Path) -> None:
-    """Raise unless a loss of every run below a folder has fallen: on test data, or in training."""
-    for metrics in folder.rglob("metrics.csv"):
-        losses = pd.read_csv(metrics).filter(regex="loss(/global|/local)?$")
-        first, last = losses.bfill().iloc[0], losses.ffill().iloc[-1]
-        assert (last < first).any(), f"{metrics}\n{losses}"
