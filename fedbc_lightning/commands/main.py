@@ -162,7 +162,8 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
             raise
         return _fail(ConfigurationError(str(error)), status=1)
     except (KeyboardInterrupt, StoppedError) as stop:
-        hint = "stopped; the same command goes on" if is_of_studies else resume_hint()
+        of_study = "stopped; the same command goes on, and `fedbc-cli report` of its folder shows what has finished"
+        hint = of_study if is_of_studies else resume_hint()
         if hint is not None:
             print(f"\n{PROG}: {hint}", file=sys.stderr)
         return 128 + stop.number if isinstance(stop, StoppedError) else 130

@@ -154,6 +154,17 @@ def on_split(name: str, split: str) -> str:
     return name if found is None or found.is_test_only else found._replace(split=split).name
 
 
+def with_words(name: str) -> str:
+    """Return the name of a metric, and the models that it is of, for reports.
+
+    Example:
+        >>> with_words("accuracy/local"), with_words("accuracy/std")
+        ("accuracy/local (clients' own models)", 'accuracy/std')
+    """
+    words = PLACES[found.place].words if (found := measured(name)) else ""
+    return f"{name} ({words})" if words else name
+
+
 def has_value(name: str, value: float) -> bool:
     """Return whether a client has a metric: NaN may be the recall of a class that it lacks; a loss of NaN diverged.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,8 @@ import yaml
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import AnyPath, told, write
-from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, is_lower_better, is_of_validation, measured
+from fedbc_lightning.core.metric_names import PLACES, TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.pages import page_figures, sections
 from fedbc_lightning.pages.page import Block, Code, Page, Table, render
 from fedbc_lightning.run.folder import method_of
@@ -20,11 +21,12 @@ from fedbc_lightning.run.run_warnings import remarks
 from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
 from fedbc_lightning.studies.drawing import COLORS, colors_of
-from fedbc_lightning.studies.numbers import Rows, is_share, number
+from fedbc_lightning.studies.numbers import Rows, is_share, layout, mean_and_deviation, number
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, read_record
+from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, finished, read_record, rows_of_run
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.tables import reported_round, tables
 
 # Name of the page in the folder that it is about, where nothing else is said.
@@ -146,10 +148,9 @@ def _study_notices(record: StudyRecord) -> Iterator[str]:
     if waiting:
         titles = [f"{state.run.title} (round {state.round} of {state.max_rounds})" if state.max_rounds
                   else f"{state.run.title} (not begun)" for state in waiting]  # fmt: skip
-        more = f", and {len(titles) - 5} more" if len(titles) > 5 else ""
         yield (
             f"{len(waiting)} of {len(record.states)} runs are unfinished, and are left out of tables and figures: "
-            f"{'; '.join(titles[:5])}{more}."
+            f"{shorten(titles, 5)}."
         )
     yield from _missing("Some runs have", record.runs.values())
 
@@ -182,6 +183,32 @@ def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Bloc
             text = f" A line is the first seed of an algorithm.{sections.left_out(len(study.variants), 'variants')}"
             fold = f"{metric} by client, {variant}" * (place > 0)
             yield from sections.client_blocks(runs, dict.fromkeys(runs, metric), metric, colors, text, fold=fold)
+            yield _client_table(study, variant, finished(record.states, None, variant), metric, fold)
+
+
+def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, fold: str) -> Table:
+    """Return a row per client with its numbers, in a column per algorithm and model."""
+    what, first = measured(metric) or Measured(metric), runs[0].record
+    # Client 3 of another seed may hold other data; clients with names are the same in all seeds.
+    seeds = study.seed_list if first.partition.get("client_names") else study.seed_list[:1]
+    models: dict[str, list[pd.Series]] = {}
+    for run in [run for run in runs if run.seed in seeds]:
+        rows = run.record.evaluation.merge(rows_of_run(study, run)[["round"]])
+        for place, words in OF_CLIENTS.items():
+            if (name := what._replace(place=place).name) in rows:
+                models.setdefault(f"{run.method}, {words}", []).append(rows.groupby("client")[name].mean())
+    cells: dict[str, dict[str, str]] = {}
+    for model, of_seeds in models.items():
+        found = pd.concat(of_seeds, axis=1).agg(["count", "mean", "std"], axis=1).rename(columns={"count": "num_seeds"})
+        for client in sections.spread(first.num_samples.index, sections.MAX_CLIENTS):
+            if client in found.index:
+                text = mean_and_deviation(found.loc[client], metric, len(seeds))
+                cells.setdefault(first.client_name(client), {})[model] = text
+    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    unit = " in %" if is_share(metric) else ""
+    where = f", {variant}" * (len(study.variants) > 1)
+    caption = f"The table shows {what.metric}{unit} on each client's data{where}, {reported_round(study)}; {over}."
+    return Table(caption, layout({"": {model: model for model in models}}, cells), fold=fold)
 
 
 def _study_settings(study: Study, runs: sections.Records) -> Iterator[Block]:

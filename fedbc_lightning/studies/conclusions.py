@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedbc_lightning.core.metric_names import with_words
 from fedbc_lightning.studies.numbers import difference_and_interval, is_share, signed
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.statistics import OF_PAPERS, ROUNDS, Report, can_choose, paired_differences
@@ -120,7 +121,7 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
     found = differences[(differences["metric"] == metric) & differences["difference"].notna()]
     unit = " in % points" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
-    head = f"By {metric}{unit}{better} [{100 * study.confidence:g} % interval], p {by_holm(study)}: "
+    head = f"By {with_words(metric)}{unit}{better} [{100 * study.confidence:g} % interval], p {by_holm(study)}: "
     for name, of_method in found.groupby("algorithm", sort=False):
         rows, parts = of_method.to_dict("records"), []
         for word, compared in COMPARED.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from fedbc_lightning.core.metric_names import with_words
 from fedbc_lightning.core.text import markdown_line, printable
 from fedbc_lightning.studies.conclusions import Readings, by_holm, judge, verdict
 from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
@@ -87,7 +88,7 @@ def measured(study: Study, metric: str) -> str:
     unit = " in %" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{metric}{unit}{better}; {over}"
+    return f"{with_words(metric)}{unit}{better}; {over}"
 
 
 def reported_round(study: Study) -> str:

@@ -176,7 +176,7 @@ def test_a_study_has_the_numbers_of_compare(read):
     for row in compared:
         assert row in here
     assert page.items.index(next(item for item in page.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
-    start = next(k for k, line in enumerate(lines) if line.startswith("- By accuracy/global in % points"))
+    start = next(k for k, line in enumerate(lines) if line.startswith("- By accuracy/global (global model z) in"))
     findings = [html.unescape(line[2:]) for line in lines[start : start + 2]]
     assert set(findings) < set(page.items)
     # names are text and nothing else
@@ -322,6 +322,26 @@ def test_a_page_says_what_made_the_run(read):
     assert hashes["code"] == code_hash()
     assert Path("runs/tiny/FedBC-0/config.yaml").read_text().splitlines()[1] == f"# code {code_hash()}"
     assert hashes["partition"] == json.loads(Path("runs/tiny/FedBC-0/partition.json").read_text())["hash"][:12]
+
+
+@pytest.mark.parametrize("names", [None, ["Oslo", "Rome", "Bern", "Graz"]])
+def test_each_client_has_its_numbers_under_each_model(copied, capfd, names):
+    """Means over seeds where clients have names, else the first seed, whose client 0 is another one's in the next."""
+    tables = []
+    for seed in range(2 if names else 1):
+        folder = Path("studies/study/runs/E_=_1/FedBC") / f"seed_{seed}" / f"FedBC-{seed}"
+        tables.append(pd.read_csv(folder / "evaluation.csv").query("round == 3").set_index("client"))
+    for file in Path("studies").glob("**/partition.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"client_names": names}))
+    page = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8"))
+    over = "mean ± standard deviation over 2 seeds" if names else "seed 0"
+    head, *rows = page.tables[f"The table shows accuracy in % on each client's data, E = 1, last round; {over}."]
+    for column, name in (("global model z", ACCURACY), ("clients' own models", "accuracy/local")):
+        place = head.index(f"FedBC, {column}")
+        shown = {row[0]: row[place].partition(" ± ")[0] for row in rows}
+        for client in range(4):
+            mean = 100 * sum(table[name][client] for table in tables) / len(tables)
+            assert shown[names[client] if names else f"client {client}"] == f"{mean:.2f}"
 
 
 def test_unfinished_and_failed_runs_are_named(copied, capfd):

@@ -129,8 +129,8 @@ def test_several_variants_have_a_table_of_means_and_one_of_differences():
     parts = list(tables_of(study, summarise(table, [METRIC]), paired_differences(table, [METRIC], "a")))
     assert [rows[0] for _, rows in parts] == [["", "E = 1", "E = 3"]] * 2
     assert [text.partition(";")[0] for text, _ in parts] == [
-        "accuracy/global in %", "accuracy/global in % points: difference to a of the same seed, mean [95 % interval of "
-        "the mean, Student's t], p by Holm's correction for 2 comparisons, bold: better"
+        "accuracy/global (global model z) in %", "accuracy/global in % points: difference to a of the same seed, mean "
+        "[95 % interval of the mean, Student's t], p by Holm's correction for 2 comparisons, bold: better"
     ]  # fmt: skip
 
 
@@ -149,12 +149,13 @@ BETTER = ([0.30, 0.31, 0.29], [0.40, 0.42, 0.40])
 def test_a_finding_has_numbers():
     (text,) = found_in({"all": UNEVEN})
     ending = "[95 % interval], p by Holm's correction for 1 comparison: b is"
-    start = f"By accuracy/global in % points {ending}"
+    start = f"By accuracy/global (global model z) in % points {ending}"
     assert text == f"{start} not told apart from a (+1.33 [−25.92, +28.58], p 0.85)."
     assert found_in({"all": BETTER}) == [f"{start} better than a (+10.67 [+9.23, +12.10], p 0.00098)."]
     assert found_in({"all": BETTER[::-1]}) == [f"{start} worse than a (−10.67 [−12.10, −9.23], p 0.00098)."]
     (text,) = found_in({"all": BETTER}, "loss/global")
-    assert text == f"By loss/global, lower is better {ending} worse than a (+0.1067 [+0.0923, +0.1210], p 0.00098)."
+    loss = "By loss/global (global model z), lower is better"
+    assert text == f"{loss} {ending} worse than a (+0.1067 [+0.0923, +0.1210], p 0.00098)."
     assert found_in({"all": ([0.3, None, None], [0.4, None, None])}) == [
         f"{start} not told apart from a (+10.00 (1 of 3 pairs))."
     ]
@@ -164,8 +165,9 @@ def test_a_finding_over_variants_says_in_how_many_and_by_how_much():
     names = {"E = 1": {}, "E = 3": {}, "E = 5": {}}
     (text,) = found_in({"E = 1": BETTER, "E = 3": UNEVEN, "E = 5": UNEVEN}, variants=names)
     assert text == (
-        "By accuracy/global in % points [95 % interval], p by Holm's correction for 3 comparisons: b is better than a "
-        "in 1 of 3 variants (+10.67 [+9.23, +12.10], p 0.0029) and not told apart from a in 2 of 3 variants (+1.33)."
+        "By accuracy/global (global model z) in % points [95 % interval], p by Holm's correction for 3 comparisons: b "
+        "is better than a in 1 of 3 variants (+10.67 [+9.23, +12.10], p 0.0029) and not told apart from a in 2 of 3 "
+        "variants (+1.33)."
     )
     (text,) = found_in({"E = 3": BETTER, "E = 5": BETTER[::-1]}, variants=names)  # the other has not finished
     assert "better than a in 1 of 3 variants (+10.67 [+9.23, +12.10], p " in text
