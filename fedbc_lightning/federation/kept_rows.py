@@ -75,11 +75,12 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     return replace(down, rows=rows)
 
 
-def keep_rows(places: MutableMapping[str, bytes], form: str, round: int, down: Down, up: Up) -> Up:
+def keep_rows(places: MutableMapping[str, bytes], store: ClientStore, form: str, round: int, down: Down, up: Up) -> Up:
     """Keep the vectors of clients that have trained, beside those from which they went on.
 
     Args:
         places: What the clients keep, by their numbers.
+        store: The store of the worker, which says how rows are rounded.
         form: As for :func:`rows_before`.
         round: The round in which they have trained.
         down: The message with the vectors before.
@@ -90,6 +91,6 @@ def keep_rows(places: MutableMapping[str, bytes], form: str, round: int, down: D
     """
     for k, client in enumerate(down.clients):
         before = {name: rows[k] for name, rows in down.rows.items()}
-        after = before | ({name: rows[k] for name, rows in up.rows.items()} if up.valid[k] else {})
+        after = before | {name: store.as_kept(name, rows[k]) for name, rows in up.rows.items() if up.valid[k]}
         places[str(client)] = encode(Rows(form, {down.taken[k]: before, round: after}))
     return replace(up, rows={})

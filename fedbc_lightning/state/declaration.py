@@ -360,15 +360,12 @@ class ClientStore:
         self.file_rows = vectors if isinstance(vectors, FileRows) else None
 
     def hold(self, clients: list[int], rows: Mapping[str, Sequence[Tensor]]) -> None:
-        """Hold the rows of some clients, in memory and in place of all others; a worker has those of one message.
-
-        One that is as at the start is left out, so that ``trainer.client_dtype`` does not round it here alone.
-        """
-        self._take(MemoryRows(self._vectors.starts, self._dtypes), TableRows(self._tables.starts))
+        """Hold the rows of some clients as they are, in memory and in place of all others: those of one message."""
+        # Whoever sent them has rounded them for ``trainer.client_dtype``, but for start rows, which nobody rounds.
+        self._take(MemoryRows(self._vectors.starts), TableRows(self._tables.starts))
         for name, values in rows.items():
             for client, row in zip(clients, values, strict=True):
-                if not torch.equal(row, self.start(name)):
-                    self.stage(name, [client], row[None])
+                self.stage(name, [client], row[None])
 
     def scalar(self, name: str, *, staged: bool = False) -> Tensor:
         """Return the scalars of all clients, (N,) float64: committed, or as the next round will see them."""

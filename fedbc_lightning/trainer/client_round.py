@@ -124,7 +124,7 @@ class ClientRound(RunView):
         up = worker.work(federation, down)
         if up.written:
             federation.layout.frozen.put_back(self._frozen)
-        return keep_rows(self.rows, self._form, start.round, down, up) if down.taken else up
+        return keep_rows(self.rows, federation.clients, self._form, start.round, down, up) if down.taken else up
 
     def _begin(self, start: RoundStart) -> None:
         """Begin a round or an evaluation; if it is refused, so is every message of it."""
