@@ -124,7 +124,8 @@ def _own_modules(folder: Path) -> dict[Path, Path]:
     found = {}
     for name, module in sorted(sys.modules.items()):
         file, place = Path(getattr(module, "__file__", None) or "/"), Path(*name.split("."))
-        if place.parts[0] != PACKAGE and file.is_relative_to(folder) and not INSTALLED & {*file.parts}:
+        is_foreign = place.parts[0] in (PACKAGE, "__main__", "__mp_main__") or INSTALLED & {*file.parts}
+        if not is_foreign and file.is_relative_to(folder):
             found[place / file.name if file.stem == "__init__" else place.with_suffix(file.suffix)] = file
     return found
 

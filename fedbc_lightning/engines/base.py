@@ -213,6 +213,7 @@ class BaseEngine(ABC):
         # Fine-tuning is for one client's evaluation: what its steps do to BatchNorm, or to a teacher, must not last.
         buffers, counts = layout.read_buffers(), layout.read_counters()
         w = bench.row.to(layout.master_dtype)[None]
+        user.put_scratch_back()  # the client before has left its own
         user.train_mode()
         with layout.frozen.kept():
             for _ in range(fine_tuning.num_steps):

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, in_order
 from fedbc_lightning.distributed.heartbeat import LostProcessError
@@ -27,6 +30,7 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Answer, Down, MessageError, RoundStart, Up, decode, encode
 from fedbc_lightning.federation.participation import Participants
+from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state import Cohort
 from fedbc_lightning.state.cohort import LocalResult
 
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 # A run ends if no answer can be used to so many messages in a row (or as many as there are clients), in so many rounds
 # and evaluations, or in the first one
 MOST_LOSSES, MOST_MESSAGES = 3, 10
+# Hooks that are called in the process of the run alone
+ROUND_HOOKS = ("on_round_start", "on_round_end", "on_validation_start", "on_validation_end", "on_validation_epoch_end")
 # Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
 MESSAGES_PER_WORKER = 4
 
@@ -73,8 +79,12 @@ class Elsewhere:
         Args:
             participants: The clients of the round; who is lost becomes one of those that are missing.
             received: The z (d,) that they receive.
-            written: Names of the frozen parameters that they have written are added to it.
+            written: Names of the frozen parameters that they, or hooks before the round, have written are added to it.
         """
+        num_clients = len(self._federation.server.ids)
+        return self._federation.noting_writes(self._trained(participants, received, written), num_clients, written)
+
+    def _trained(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
         federation, server = self._federation, self._federation.server
         with federation.channel.received(server, received):
             begun = self._start("train", server.round, values_for_clients(federation), server.sampled, server.ids)
@@ -82,7 +92,6 @@ class Elsewhere:
         asks = [self._ask(group, participants) for group in groups]
         self._keep(start=start, **{f"{index}.down": ask.down for index, ask in enumerate(asks)})
         progress = federation.bench.work
-        progress.start_round(len(server.ids))
         claims, lost = list[tuple[Ask, list[str]]](), list[Ask]()
         # In the order of the clients, as one process takes them: then the sums have the same bits.
         for index, (up, answer) in enumerate(self._answers(Up, start, asks, server.round)):
@@ -149,13 +158,28 @@ class Elsewhere:
     ) -> RoundStart:
         """Return what all clients of a round or an evaluation are sent, with values of the server, and who trains."""
         federation, layout = self._federation, self._federation.layout
-        if self._frozen is None:  # hooks of the start may have written them
-            self._frozen = layout.frozen.hashes()
+        if self._frozen is None:
+            self._frozen = layout.frozen.hashes()  # hooks of the start may have written them
+            self._tell_of_hooks()
         return RoundStart(
             form(federation, self._frozen), task, round, [federation.engine_kind, federation.is_engine_by_rule], values,
             federation.schedule.learning_rates, federation.grad_scale, layout.written, layout.changing,
             checkpoint_content.set_by_hooks(federation), *who,
         )  # fmt: skip
+
+    def _tell_of_hooks(self) -> None:
+        """Tell of callbacks whose hooks of rounds may set something in them that their hooks at clients read."""
+        for callback in self._federation.user.hooks.callbacks:
+            here, there = (
+                next((name for name in names if overrides(callback, name, Callback)), None)
+                for names in (ROUND_HOOKS, (*CLIENT_HOOKS, *STEP_HOOKS))
+            )
+            if here and there and not is_ours(callback):
+                log.warning(
+                    f"trainer.backend: {type(callback).__name__}.{here} is called here, and {there} where clients "
+                    "train: nothing that the first sets in the callback reaches the second. Numbers, texts and lists "
+                    "of these that it sets in the module do."
+                )
 
     def _ask(self, positions: list[int], participants: Participants) -> Ask:
         """Return the message to clients of the round, by their places among those that are sampled."""

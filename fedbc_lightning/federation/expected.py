@@ -41,7 +41,7 @@ DECLARED = "; a method declares by client_message, in declare_state, what its cl
 HINTS = {
     "messages": DECLARED,
     "records": DECLARED,
-    "form": ": model, data, method, seed or settings of training are others here; give all the same config",
+    "form": ": model or its first weights, data, method, seed or settings are others here; give all the same config",
 }
 
 

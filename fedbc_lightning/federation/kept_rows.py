@@ -38,6 +38,10 @@ class RowsAtClients(ChannelPart):
         if state.client_vectors:
             state.client_scalar(TAKEN, -1.0)
 
+    def describe(self) -> dict[str, str]:
+        """Return who keeps the clients' vectors, which cannot change between two parts of a run."""
+        return {"trainer.backend": "clients keep their vectors"}
+
 
 def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: str, down: Down) -> Down:
     """Return a message with the vectors from which its clients go on; it has them if they travel.

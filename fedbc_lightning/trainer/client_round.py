@@ -130,6 +130,7 @@ class ClientRound(RunView):
         """Begin a round or an evaluation; if it is refused, so is every message of it."""
         federation, progress = self.federation, self.progress
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
+        federation.layout.frozen.hashes()  # as before each last.ckpt, raises if a step has written large ones
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
         checkpoint_content.put_back(federation, start.hooks)
         federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from fedbc_lightning import FedAvg, FedBC, Privacy
-from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedExP, FedRep, PerFedAvg
+from fedbc_lightning.algorithms import APFL, SCAFFOLD, Ditto, FedBABU, FedExP, FedRep, PerFedAvg
 from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.expected import check_answer
 from fedbc_lightning.federation.kept_rows import TAKEN
@@ -60,6 +60,23 @@ class InStages(Teacher):
         if self.trainer.current_round > 1:
             self.early.add_(0.1)
         return super().training_step(batch, batch_idx) * self.scale * self.early.mean()
+
+
+class Warmed(BoringModel):
+    """Its temperature, which is frozen, is written by a hook before round 2; its steps count themselves."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.temperature = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def on_round_start(self):
+        if self.trainer.current_round == 2:
+            self.temperature.add_(0.5)
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        return super().training_step((batch[0] + self.count, batch[1]), batch_idx) / self.temperature
 
 
 class Telling(FedAvg):
@@ -116,6 +133,8 @@ CASES = {
     "swapped": (BoringModel, APFL, {"callbacks": [Swaps()]}),
     "collected": (Drawing, FedAvg, {"callbacks": [Collects()]}),
     "vectorized": (Linear, FedAvg, {"engine": "vectorized"}),
+    "by a hook": (Warmed, FedAvg, {}),
+    "fine-tuned count": (Warmed, FedBABU, {"local_parameters": ["net.3.*"]}),
     "in stages": (InStages, FedAvg, {}),
     "in stages, own": (InStages, Ditto, {"buffers": "local"}),
     "told": (Drawing, Telling, {"stragglers": Stragglers(dropout=0.4)}),

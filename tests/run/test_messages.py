@@ -266,6 +266,30 @@ def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
         make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())
 
 
+class Scales(Callback):
+    """A hook of rounds sets what a hook at clients reads, and that one writes a large frozen parameter."""
+
+    factor = 1.0
+
+    def on_round_start(self, trainer, pl_module):
+        self.factor += 1
+
+    def on_after_backward(self, trainer, pl_module):
+        pl_module.teacher.data.add_(self.factor)
+
+
+def test_what_hooks_set_here_and_steps_write_there_is_told(tmp_path, caplog):
+    model = make_model()
+    model.teacher = torch.nn.Parameter(torch.zeros(70_000), requires_grad=False)
+    trainer = make_trainer(tmp_path, backend=MessagesOnly(), callbacks=[Scales()], max_rounds=2)
+    with pytest.raises(ConfigurationError, match="'teacher' has requires_grad=False and was written during training"):
+        trainer.fit(model, BoringData(), FedAvg())
+    told = [
+        line for line in caplog.messages if line.startswith("trainer.backend: Scales.on_round_start is called here")
+    ]
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("codec", "most"), [(TopK(0.1), 0.21), (QSGD(4), 0.28), (Sign(), 0.28), (BFloat16(), 0.52), (Float8(), 0.28)]
 )

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer
 from helpers.messages_only import RowsStay
 
 from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import SCAFFOLD, Centralized, Ditto, FedAsync, FedAvgPlus, FedBABU, FedBuff, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Lost
+from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import RoundStart, Rows, decode
 from fedbc_lightning.federation.participation import ClientSampler
@@ -101,6 +102,17 @@ def test_what_only_the_clients_have_is_said_in_one_line(tmp_path, caplog):
     assert [line.partition(" sent")[0] for line in lines] == [f"round 3: client {k}" for k in (0, 5, 0, 3, 5)]
     rows = resumed.result.clients.query("round == 3").set_index("client")
     assert dict(rows["status"]) == {0: "absent", 4: "ok", 5: "absent"}
+
+
+def test_clients_that_would_begin_with_other_weights_do_not_answer(tmp_path):
+    places = {}
+    fit(tmp_path, "Ditto", Some(), rounds=2, backend=RowsStay(places))
+    trainer = make_trainer(tmp_path, sampler=Some(), backend=RowsStay(places), max_rounds=6, **CASES["Ditto"][1])
+    torch.manual_seed(7)
+    with pytest.raises(LostProcessError, match=r"its form cannot be .*: model or its first weights, data"):
+        trainer.fit(BoringModel(), BoringData(), Ditto(), "last")
+    with pytest.raises(ConfigurationError, match=r"trainer\.backend is clients keep their vectors there, None here"):
+        fit(tmp_path, "Ditto", Some(), ckpt_path="last")
 
 
 REFUSED = [FedPD(rho=0.1), FedBuff(), FedAsync(), FedAvgPlus(sigma=0.1, over="all"), Centralized()]
