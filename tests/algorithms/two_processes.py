@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections.abc import Container
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-
 VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
 PARTED = ("fedavg-samples", "fedbc-learned")
 """Settings that also run with a part of the model that stays with each client."""
+EACH_KIND = {
+    *AFTER_MORE_ROUNDS, "qfedavg-default", "rfa-samples", "fedadmm-default", "fedlils-max", "moon", "perfedavg",
+    "pfedme", "ditto", "l2gd", "fedgeomed_plus", "centralized", "fedrep-samples", "fedbc-coded-Sign",
+}  # fmt: skip
+"""Settings that together exchange all kinds of messages, where another test runs all settings."""
 
 
 def state_of(trainer: Any, setting: Any) -> dict[str, torch.Tensor]:
@@ -45,12 +51,14 @@ def run_vectorized(folder: Path, name: str, options: dict[str, Any], stops: list
     return state_of(trainer, setting)
 
 
-def run_all(folder: Path, devices: int, accelerator: str = "cpu", **more: Any) -> dict[str, dict[str, torch.Tensor]]:
-    """Every registry entry in float64 for one round, some for 4, in cohorts too, and two user modules in float32."""
+def run_all(
+    folder: Path, devices: int, accelerator: str = "cpu", names: Container[str] = BY_NAME, **more: Any
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Registry entries in float64 for one round, some for 4, in cohorts too, and two user modules in float32."""
     results: dict[str, dict[str, torch.Tensor]] = {}
     options: dict[str, Any] = {"clients_per_round": 3, "local_epochs": 2, "seed": 1, "devices": devices}
     options |= {"accelerator": accelerator, **more}
-    for setting in METHODS:
+    for setting in [setting for setting in METHODS if setting.name in names]:
         for rounds in (1, 4) if setting.name in AFTER_MORE_ROUNDS else (1,):
             place = {"default_root_dir": str(folder / f"{setting.name}-{rounds}-{devices}"), "max_rounds": rounds}
             trainer = FederatedTrainer(**QUIET | options | place | dict(setting.options))
@@ -88,9 +96,9 @@ def run_all(folder: Path, devices: int, accelerator: str = "cpu", **more: Any) -
     return results
 
 
-def main(folder: Path, devices: int, accelerator: str = "cpu") -> None:
+def main(folder: Path, devices: int, accelerator: str = "cpu", names: Container[str] = BY_NAME) -> None:
     """What each process does."""
-    found = run_all(folder, devices, accelerator)
+    found = run_all(folder, devices, accelerator, names)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     torch.save(found, folder / f"results-{devices}-rank{rank}.pt")
 
