@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedbc_lightning.core.described import content_hash
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import form_of
 
 # What clients are sent to evaluate: the global model, and the one of which their own are made, as hooks around an
@@ -26,10 +24,7 @@ def form(federation: Federation, frozen: dict[str, str]) -> str:
     own = {name: value for name, value in frozen.items() if name not in layout.written}
     # Noise of privacy is the server's; that secret is none of the clients'.
     rest = {name: value for name, value in found.items() if name not in ("partition", "trainer.privacy")}
-    # Where rows stay with the clients, each begins with its own module's values.
-    store = federation.clients
-    starts = [content_hash(store.start(name)) for name in store.vector_names if TAKEN in store.scalar_names]
-    return form_of(data, rest, federation.agreed, layout.written, layout.changing, own, starts)
+    return form_of(data, rest, federation.agreed, layout.written, layout.changing, own)
 
 
 def values_for_clients(federation: Federation) -> dict[str, Tensor]:

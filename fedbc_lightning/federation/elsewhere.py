@@ -194,7 +194,8 @@ class Elsewhere:
         store, staged = self._federation.clients, is_evaluated
         scalars = {name: store.gather(name, clients, staged=staged) for name in store.scalar_names}
         taken = scalars.pop(TAKEN).int().tolist() if TAKEN in scalars else []
-        vectors = [] if taken else store.vector_names
+        # Where they stay, a client is sent those from which it begins: its own module may begin with others.
+        vectors = store.vector_names if min(taken, default=-1) < 0 else []
         vectors = self._federation.local_models.read_from(vectors) if is_evaluated else vectors
         rows = {name: [store.vector(name, i, staged=staged) for i in clients] for name in vectors}
         return {"scalars": scalars, "rows": rows, "taken": taken}

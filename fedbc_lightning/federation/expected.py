@@ -41,7 +41,7 @@ DECLARED = "; a method declares by client_message, in declare_state, what its cl
 HINTS = {
     "messages": DECLARED,
     "records": DECLARED,
-    "form": ": model or its first weights, data, method, seed or settings are others here; give all the same config",
+    "form": ": model, data, method, seed or settings of training are others here; give all the same config",
 }
 
 
@@ -127,7 +127,7 @@ def check_answer(found: Up | Measured, answers: str, clients: list[int], federat
         "buffers": shaped(server["buffers"].dtype, (number, layout.num_buffers)),
         "counters": _counters(federation, number), "messages": named(messages, messages),
         "scalars": named(dict.fromkeys(of_clients, sent["number"])),
-        "rows": named(_rows(federation, clients)),
+        "rows": named({} if TAKEN in federation.clients.names else _rows(federation, clients)),
         "records": each(_logged(columns, "train_"), number),
     })  # fmt: skip
 
@@ -199,7 +199,11 @@ def check_down(down: Down, federation: Federation, task: str | None) -> None:
     most = max(federation.participation.num_steps(down.clients))
     epochs = {"epochs": _one_of(range(1, federation.local.epochs or 0)), "steps": None}
     steps = {"epochs": None, "steps": _one_of(range(1, most + 1))}
-    if task == "evaluate":
+    taken = each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0)
+    _check(down, {"taken": taken})
+    if min(down.taken, default=-1) >= 0:  # they have their own
+        rows = {}
+    elif task == "evaluate":
         rows = {name: rows[name] for name in federation.local_models.read_from([*rows])}
     scalars = {name: shaped(None, (number,)) for name in store.scalar_names if task and name != TAKEN}
     _check(down, {
@@ -207,7 +211,6 @@ def check_down(down: Down, federation: Federation, task: str | None) -> None:
         "local": (None, named(epochs, epochs), named(steps, steps)),
         "scalars": named(scalars, scalars), "rows": named(rows, rows),
         "best_metrics": _best_metrics(down.clients, federation),
-        "taken": each(_one_of(range(-1, 2**63)), number if task and TAKEN in store.scalar_names else 0),
     })  # fmt: skip
 
 
@@ -266,7 +269,7 @@ def _rows(federation: Federation, clients: list[int]) -> dict[str, Any]:
 
         return each(is_one, len(sizes))
 
-    return {name: kind_of(name) for name in ([] if TAKEN in store.names else store.vector_names)}
+    return {name: kind_of(name) for name in store.vector_names}
 
 
 def _best_metrics(clients: list[int], federation: Federation) -> Predicate:

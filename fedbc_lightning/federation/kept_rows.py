@@ -35,12 +35,13 @@ class RowsAtClients(ChannelPart):
 
     def declare(self, state: StateDeclaration) -> None:
         """Declare the last round whose message has become part of z, for each client, if clients keep vectors."""
+        self._described = {"trainer.backend": "clients keep their vectors"} if state.client_vectors else {}
         if state.client_vectors:
             state.client_scalar(TAKEN, -1.0)
 
     def describe(self) -> dict[str, str]:
-        """Return who keeps the clients' vectors, which cannot change between two parts of a run."""
-        return {"trainer.backend": "clients keep their vectors"}
+        """Return who keeps the clients' vectors, if there are any: that cannot change between two parts of a run."""
+        return self._described
 
 
 def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: str, down: Down) -> Down:
@@ -52,7 +53,7 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
 
     Args:
         places: What the clients keep, by their numbers.
-        store: The store of the worker, for a client that has not trained yet.
+        store: The store of the worker.
         form: As in :class:`~fedbc_lightning.federation.messages.RoundStart`, before the first round.
         down: The message of the server.
 
@@ -63,9 +64,10 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
         return down
     start = {name: store.start(name) for name in store.vector_names}
     found: list[dict[str, Tensor]] = []
-    for client, taken in zip(down.clients, down.taken, strict=True):
+    for k, (client, taken) in enumerate(zip(down.clients, down.taken, strict=True)):
         kept = decode(places[str(client)], Rows) if str(client) in places else Rows(form, {})
-        versions = (kept.versions if kept.form == form else {}) | {-1: start}
+        sent = start | {name: rows[k] for name, rows in down.rows.items()}
+        versions = (kept.versions if kept.form == form else {}) | {-1: sent}
         if taken not in versions:
             raise MessageError(
                 f"client {client} goes on from the vectors that it kept in round {taken}, and those that are kept here "

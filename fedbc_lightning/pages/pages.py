@@ -175,7 +175,7 @@ def _study_curves(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block
 
 
 def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Block]:
-    study = record.study
+    study, finished_runs = record.study, finished(record.states)
     for place, variant in enumerate(page_figures.spread(study.variants, sections.MAX_VARIANTS)):
         runs = {method.name: found[0] for method in study.methods if (found := record.runs_of(variant, method.name))}
         metric = next((name for name in study.metrics if any(name in run.evaluation for run in runs.values())), None)
@@ -183,31 +183,35 @@ def _study_clients(record: StudyRecord, colors: dict[str, str]) -> Iterator[Bloc
             text = f" A line is the first seed of an algorithm.{sections.left_out(len(study.variants), 'variants')}"
             fold = f"{metric} by client, {variant}" * (place > 0)
             yield from sections.client_blocks(runs, dict.fromkeys(runs, metric), metric, colors, text, fold=fold)
-            yield _client_table(study, variant, finished(record.states, None, variant), metric, fold)
+            yield _client_table(study, variant, [run for run in finished_runs if run.variant == variant], metric, fold)
 
 
 def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, fold: str) -> Table:
     """Return a row per client with its numbers, in a column per algorithm and model."""
     what, first = measured(metric) or Measured(metric), runs[0].record
     # Client 3 of another seed may hold other data; clients with names are the same in all seeds.
-    seeds = study.seed_list if first.partition.get("client_names") else study.seed_list[:1]
+    is_named = bool(first.partition.get("client_names"))
+    chosen = runs if is_named else [run for k, run in enumerate(runs) if run.method not in {r.method for r in runs[:k]}]
+    num_seeds = len({run.seed for run in chosen}) if is_named else 1
     models: dict[str, list[pd.Series]] = {}
-    for run in [run for run in runs if run.seed in seeds]:
+    for run in [run for run in chosen if not run.record.evaluation.empty]:
         rows = run.record.evaluation.merge(rows_of_run(study, run)[["round"]])
         for place, words in OF_CLIENTS.items():
             if (name := what._replace(place=place).name) in rows:
                 models.setdefault(f"{run.method}, {words}", []).append(rows.groupby("client")[name].mean())
     cells: dict[str, dict[str, str]] = {}
     for model, of_seeds in models.items():
-        found = pd.concat(of_seeds, axis=1).agg(["count", "mean", "std"], axis=1).rename(columns={"count": "num_seeds"})
+        of_clients = pd.concat(of_seeds, axis=1).T.agg(["mean", "std", "count"])
         for client in sections.spread(first.num_samples.index, sections.MAX_CLIENTS):
-            if client in found.index:
-                text = mean_and_deviation(found.loc[client], metric, len(seeds))
+            if client in of_clients:
+                mean, std, count = of_clients[client]
+                text = mean_and_deviation({"mean": mean, "std": std, "num_seeds": int(count)}, metric, num_seeds)
                 cells.setdefault(first.client_name(client), {})[model] = text
-    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    unit = " in %" if is_share(metric) else ""
+    over = f"mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "the first seed"
+    unit = f"{' in %' * is_share(metric)} on each client's {'validation ' * (what.split == 'val')}data"
     where = f", {variant}" * (len(study.variants) > 1)
-    caption = f"The table shows {what.metric}{unit} on each client's data{where}, {reported_round(study)}; {over}."
+    left_out = sections.left_out(len(first.num_samples), "clients", sections.MAX_CLIENTS)
+    caption = f"The table shows {what.metric}{unit}{where}, {reported_round(study)}; {over}.{left_out}"
     return Table(caption, layout({"": {model: model for model in models}}, cells), fold=fold)
 
 

@@ -38,8 +38,8 @@ BAND = ", and the band is one standard deviation."
 
 
 def left_out(count: int, what: str, most: int = MAX_VARIANTS) -> str:
-    """Return a sentence that says how many are drawn of more than can be."""
-    return f" Of the {count:,} {what} {most} are drawn, from the first to the last." * (count > most)
+    """Return a sentence that says how many are shown of more than can be."""
+    return f" Of the {count:,} {what} {most} are shown, from the first to the last." * (count > most)
 
 
 def of_all_runs(

@@ -97,6 +97,7 @@ class ClientRound(RunView):
         self._form, self._attributes = form(run.federation, self._hashes), plain_attributes(model)
         self.rows: MutableMapping[str, bytes] = {}
         self._round: RoundStart | None = None
+        self._has_trained = False
         self._decoded: tuple = (b"",)
 
     def work(self, start: RoundStart, down: Down) -> Up | Measured:
@@ -121,6 +122,7 @@ class ClientRound(RunView):
         down = rows_before(self.rows, federation.clients, self._form, down)
         if start.task == "evaluate":
             return worker.evaluate(federation, run.evaluator, run.splits, start, down)
+        self._has_trained = True
         up = worker.work(federation, down)
         if up.written:
             federation.layout.frozen.put_back(self._frozen)
@@ -130,7 +132,9 @@ class ClientRound(RunView):
         """Begin a round or an evaluation; if it is refused, so is every message of it."""
         federation, progress = self.federation, self.progress
         progress.current_round, progress.finished_round = start.round, max(0, start.round - 1)
-        federation.layout.frozen.hashes()  # as before each last.ckpt, raises if a step has written large ones
+        if self._has_trained:
+            federation.layout.frozen.hashes()  # as before each last.ckpt, raises if a step has written large ones
+        self._has_trained = False
         seed_globals(derive(self.settings.seed or 0, "round", start.round), federation.user.device)
         checkpoint_content.put_back(federation, start.hooks)
         federation.bench.start_round(start.round, start.grad_scale, start.learning_rates)

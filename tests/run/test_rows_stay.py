@@ -11,7 +11,6 @@ from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import SCAFFOLD, Centralized, Ditto, FedAsync, FedAvgPlus, FedBABU, FedBuff, FedPD
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Lost
-from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import RoundStart, Rows, decode
 from fedbc_lightning.federation.participation import ClientSampler
@@ -104,15 +103,25 @@ def test_what_only_the_clients_have_is_said_in_one_line(tmp_path, caplog):
     assert dict(rows["status"]) == {0: "absent", 4: "ok", 5: "absent"}
 
 
-def test_clients_that_would_begin_with_other_weights_do_not_answer(tmp_path):
-    places = {}
-    fit(tmp_path, "Ditto", Some(), rounds=2, backend=RowsStay(places))
-    trainer = make_trainer(tmp_path, sampler=Some(), backend=RowsStay(places), max_rounds=6, **CASES["Ditto"][1])
-    torch.manual_seed(7)
-    with pytest.raises(LostProcessError, match=r"its form cannot be .*: model or its first weights, data"):
-        trainer.fit(BoringModel(), BoringData(), Ditto(), "last")
+@pytest.mark.parametrize("case", ["Ditto", "SCAFFOLD", "untrained"])
+def test_clients_begin_as_the_run_did_also_where_their_module_begins_with_other_weights(tmp_path, case):
+    """Two of them train for the first time after the run was resumed with such a module."""
+    ends = []
+    for folder, backend in (("here", None), ("there", RowsStay())):
+        fit(tmp_path / folder, case, Some(), rounds=2, backend=backend)
+        trainer = make_trainer(tmp_path / folder, sampler=Some(), backend=backend, max_rounds=4, **CASES[case][1])
+        torch.manual_seed(7)
+        trainer.fit(BoringModel(), BoringData(), CASES[case][0](), "last")
+        ends.append(trainer.server.z)
+    assert torch.equal(*ends)
     with pytest.raises(ConfigurationError, match=r"trainer\.backend is clients keep their vectors there, None here"):
-        fit(tmp_path, "Ditto", Some(), ckpt_path="last")
+        fit(tmp_path / "there", case, Some(), ckpt_path="last")
+
+
+def test_a_run_whose_clients_keep_nothing_goes_on_without_the_backend(tmp_path):
+    options = {"keep_local_models": False, "buffers": "global"}
+    fit(tmp_path, "FedAvg", Some(), rounds=2, backend=RowsStay(), **options)
+    assert fit(tmp_path, "FedAvg", Some(), ckpt_path="last", **options).finished_round == 6
 
 
 REFUSED = [FedPD(rho=0.1), FedBuff(), FedAsync(), FedAvgPlus(sigma=0.1, over="all"), Centralized()]
