@@ -63,6 +63,8 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
     if not down.taken:
         return down
     start = {name: store.start(name) for name in store.vector_names}
+    # Since rows were kept, training may have been found to write more: it stands at the end, as before round 1.
+    more = {name: row for name, row in start.items() if store.row_shape(name) is not None}
     found: list[dict[str, Tensor]] = []
     for k, (client, taken) in enumerate(zip(down.clients, down.taken, strict=True)):
         kept = decode(places[str(client)], Rows) if str(client) in places else Rows(form, {})
@@ -74,11 +76,9 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
                 f"are of rounds {[*versions]} (-1: none); where vectors stay with the clients, none can go on without "
                 "its own"
             )
-        found.append(versions[taken])
-    # Since these were kept, training may have been found to write more: it stands at the end, as before round 1.
-    more = {name: row for name, row in start.items() if store.row_shape(name) is not None}
-    rows = {k: [torch.cat([one[k], more.get(k, one[k])[len(one[k]) :]]) for one in found] for k in start}
-    return replace(down, rows=rows)
+        own = {k: torch.cat([row, more.get(k, row)[len(row) :]]) for k, row in versions[taken].items()}
+        found.append(own if taken < 0 else {k: store.as_kept(k, row) for k, row in own.items()})
+    return replace(down, rows={name: [own[name] for own in found] for name in start})
 
 
 def keep_rows(places: MutableMapping[str, bytes], store: ClientStore, form: str, round: int, down: Down, up: Up) -> Up:

@@ -50,7 +50,7 @@ class InStages(Teacher):
 
     def __init__(self, lr=0.1):
         super().__init__(lr)
-        self.early, self.scale = nn.Parameter(torch.ones(3), requires_grad=False), 1.0
+        self.early, self.scale = nn.Parameter(torch.full((3,), 1.1), requires_grad=False), 1.0
 
     def on_round_start(self):
         if self.trainer.current_round == 2:
@@ -136,7 +136,7 @@ CASES = {
     "by a hook": (Warmed, FedAvg, {}),
     "fine-tuned count": (Warmed, FedBABU, {"local_parameters": ["net.3.*"]}),
     "in stages": (InStages, FedAvg, {}),
-    "in stages, own": (InStages, Ditto, {"buffers": "local"}),
+    "in stages, own": (InStages, Ditto, {"buffers": "local", "client_dtype": "bfloat16"}),
     "told": (Drawing, Telling, {"stragglers": Stragglers(dropout=0.4)}),
     "told in private": (
         Linear,
