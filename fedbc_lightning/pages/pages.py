@@ -190,11 +190,12 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
     """Return a row per client with its numbers, in a column per algorithm and model."""
     what, first = measured(metric) or Measured(metric), runs[0].record
     # Client 3 of another seed may hold other data; clients with names are the same in all seeds.
-    is_named = bool(first.partition.get("client_names"))
-    chosen = runs if is_named else [run for k, run in enumerate(runs) if run.method not in {r.method for r in runs[:k]}]
-    num_seeds = len({run.seed for run in chosen}) if is_named else 1
+    is_named, names = bool(first.partition.get("client_names")), [method.name for method in study.methods]
+    seeds = {run.seed for run in runs} if is_named else {runs[0].seed}
     models: dict[str, list[pd.Series]] = {}
-    for run in [run for run in chosen if not run.record.evaluation.empty]:
+    for run in sorted(runs, key=lambda run: names.index(run.method)):
+        if run.seed not in seeds or run.record.evaluation.empty:
+            continue
         rows = run.record.evaluation.merge(rows_of_run(study, run)[["round"]])
         for place, words in OF_CLIENTS.items():
             if (name := what._replace(place=place).name) in rows:
@@ -205,9 +206,9 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
         for client in sections.spread(first.num_samples.index, sections.MAX_CLIENTS):
             if client in of_clients:
                 mean, std, count = of_clients[client]
-                text = mean_and_deviation({"mean": mean, "std": std, "num_seeds": int(count)}, metric, num_seeds)
+                text = mean_and_deviation({"mean": mean, "std": std, "num_seeds": int(count)}, metric, len(seeds))
                 cells.setdefault(first.client_name(client), {})[model] = text
-    over = f"mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "the first seed"
+    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {runs[0].seed}"
     unit = f"{' in %' * is_share(metric)} on each client's {'validation ' * (what.split == 'val')}data"
     where = f", {variant}" * (len(study.variants) > 1)
     left_out = sections.left_out(len(first.num_samples), "clients", sections.MAX_CLIENTS)

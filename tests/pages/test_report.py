@@ -334,7 +334,7 @@ def test_each_client_has_its_numbers_under_each_model(copied, capfd, names):
     for file in Path("studies").glob("**/partition.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"client_names": names}))
     page = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8"))
-    over = "mean ± standard deviation over 2 seeds" if names else "the first seed"
+    over = "mean ± standard deviation over 2 seeds" if names else "seed 0"
     head, *rows = page.tables[f"The table shows accuracy in % on each client's data, E = 1, last round; {over}."]
     for column, name in (("global model z", ACCURACY), ("clients' own models", "accuracy/local")):
         place = head.index(f"FedBC, {column}")
