@@ -151,7 +151,7 @@ def test_a_table_of_a_part_of_the_study():
     (caption, numbers), (whole, plain), _ = rows_of(table, study)
     assert numbers[0] == ["", "e = 1.1"]
     assert [row[1] for row in numbers[1:]] == ["70.00", "70.00", "80.00", "-"]
-    assert whole == f"{METRIC} in %; seed 0; C = 2; last round"
+    assert whole == f"{METRIC} (global model z) in %; seed 0; C = 2; last round"
     assert plain[1] == ["a", "70.00"]
 
 
