@@ -76,8 +76,8 @@ def rows_before(places: MutableMapping[str, bytes], store: ClientStore, form: st
                 f"are of rounds {[*versions]} (-1: none); where vectors stay with the clients, none can go on without "
                 "its own"
             )
-        own = {k: torch.cat([row, more.get(k, row)[len(row) :]]) for k, row in versions[taken].items()}
-        found.append(own if taken < 0 else {k: store.as_kept(k, row) for k, row in own.items()})
+        own = {name: torch.cat([row, more.get(name, row)[len(row) :]]) for name, row in versions[taken].items()}
+        found.append(own if taken < 0 else {name: store.as_kept(name, row) for name, row in own.items()})
     return replace(down, rows={name: [own[name] for own in found] for name in start})
 
 

@@ -27,7 +27,7 @@ from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, finished,
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
-from fedbc_lightning.studies.tables import reported_round, tables
+from fedbc_lightning.studies.tables import over_seeds, reported_round, tables
 
 # Name of the page in the folder that it is about, where nothing else is said.
 NAME = "report.html"
@@ -191,7 +191,7 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
     what, first = measured(metric) or Measured(metric), runs[0].record
     # Client 3 of another seed may hold other data; clients with names are the same in all seeds.
     is_named, names = bool(first.partition.get("client_names")), [method.name for method in study.methods]
-    seeds = {run.seed for run in runs} if is_named else {runs[0].seed}
+    seeds = list(dict.fromkeys(run.seed for run in runs))[: None if is_named else 1]
     models: dict[str, list[pd.Series]] = {}
     for run in sorted(runs, key=lambda run: names.index(run.method)):
         if run.seed not in seeds or run.record.evaluation.empty:
@@ -208,11 +208,10 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
                 mean, std, count = of_clients[client]
                 text = mean_and_deviation({"mean": mean, "std": std, "num_seeds": int(count)}, metric, len(seeds))
                 cells.setdefault(first.client_name(client), {})[model] = text
-    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {runs[0].seed}"
     unit = f"{' in %' * is_share(metric)} on each client's {'validation ' * (what.split == 'val')}data"
     where = f", {variant}" * (len(study.variants) > 1)
     left_out = sections.left_out(len(first.num_samples), "clients", sections.MAX_CLIENTS)
-    caption = f"The table shows {what.metric}{unit}{where}, {reported_round(study)}; {over}.{left_out}"
+    caption = f"The table shows {what.metric}{unit}{where}, {reported_round(study)}; {over_seeds(seeds)}.{left_out}"
     return Table(caption, layout({"": {model: model for model in models}}, cells), fold=fold)
 
 

@@ -84,11 +84,14 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 
 def measured(study: Study, metric: str) -> str:
     """Return what the means of a table are: metric, unit, direction and number of seeds."""
-    seeds = study.seed_list
     unit = " in %" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
-    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{with_words(metric)}{unit}{better}; {over}"
+    return f"{with_words(metric)}{unit}{better}; {over_seeds(study.seed_list)}"
+
+
+def over_seeds(seeds: Sequence[int]) -> str:
+    """Return which seeds the numbers of a table are of, in words."""
+    return f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
 def reported_round(study: Study) -> str:

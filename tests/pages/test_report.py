@@ -176,7 +176,9 @@ def test_a_study_has_the_numbers_of_compare(read):
     for row in compared:
         assert row in here
     assert page.items.index(next(item for item in page.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
-    start = next(k for k, line in enumerate(lines) if line.startswith("- By accuracy/global (global model z) in"))
+    start = next(
+        k for k, line in enumerate(lines) if line.startswith("- By accuracy/global (global model z) in % points")
+    )
     findings = [html.unescape(line[2:]) for line in lines[start : start + 2]]
     assert set(findings) < set(page.items)
     # names are text and nothing else
@@ -339,6 +341,7 @@ def test_each_client_has_its_numbers_under_each_model(copied, capfd, names):
     for column, name in (("global model z", ACCURACY), ("clients' own models", "accuracy/local")):
         place = head.index(f"FedBC, {column}")
         shown = {row[0]: row[place].partition(" ± ")[0] for row in rows}
+        assert len(shown) == 4
         for client in range(4):
             mean = 100 * sum(table[name][client] for table in tables) / len(tables)
             assert shown[names[client] if names else f"client {client}"] == f"{mean:.2f}"
