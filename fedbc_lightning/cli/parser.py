@@ -129,7 +129,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the text of a config, which is refused if it would hold a secret; see the base class."""
         check_settings(dict(cfg.items()))
-        return super().dump(cfg, **kwargs)
+        return super().dump(cfg, **{"skip_validation": True, **kwargs})
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""

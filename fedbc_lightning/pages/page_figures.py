@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -169,8 +170,9 @@ def as_svg(figure: Figure) -> str:
     """
     for mesh in figure.findobj(QuadMesh):  # a scale of 256 colours would be 256 shapes
         mesh.set_rasterized(True)
-    file = io.StringIO()
-    figure.savefig(file, format="svg", dpi=150, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    file, figure.dpi = io.StringIO(), 150
+    # figure.savefig would draw it twice, the first time for the layout alone
+    FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs/>", "", text, flags=re.DOTALL)
     text = re.sub(r'^.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1, flags=re.DOTALL)

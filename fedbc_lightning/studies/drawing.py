@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -96,13 +98,15 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
     refuse_link(folder)
     make_folder(folder)
-    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    files, figure.dpi = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")], 150
+    # figure.savefig would draw each file twice, the first time for the layout alone, which is the same for both.
     # Without a salt of our own and with the date, the same figure would differ in every run of a command.
     with mpl.rc_context({"svg.hashsalt": "fedbc"}):
-        for file in files:
-            with replacing(file) as partial:
-                undated = {"Date": None} if file.suffix == ".svg" else None
-                figure.savefig(partial, format=file.suffix[1:], dpi=150, metadata=undated)
+        with replacing(files[0]) as partial:
+            FigureCanvasAgg(figure).print_png(partial)
+        figure.set_layout_engine("none")
+        with replacing(files[1]) as partial:
+            FigureCanvasSVG(figure).print_svg(partial, metadata={"Date": None})
     return files
 
 
