@@ -51,9 +51,10 @@ ALLOWED_VARIABLES = {
 @pytest.fixture(scope="session", autouse=True)
 def settled():
     """What is done once for all tests, or otherwise than for users."""
-    from helpers.programs import settle
+    from helpers.programs import settle, wait_for_no_disk
 
     settle()
+    wait_for_no_disk()
 
 
 QUICK_FOLDERS = {"core", "state", "server", "local", "partition"}
