@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data.datasets import SPLIT_NAMES, refuse_splits
 
 from .own_rows import check_columns
@@ -96,8 +99,8 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
 
 
 def _names_under(root: Path) -> list[str]:
-    """Return the images' paths below a folder, with slashes; hidden files, such as macOS's ``._1.png``, are none."""
-    names = []
+    """Return the images' paths below a folder, with slashes, and tell of other files; hidden ones are no images."""
+    names, others = list[str](), list[str]()
     known: dict[str, str] = {}
     # Links are followed, as a site's folder often is one to another disk.
     for where, _, files in os.walk(root, followlinks=True):
@@ -106,9 +109,12 @@ def _names_under(root: Path) -> list[str]:
             raise ConfigurationError(
                 f"data.root: {where!r} leads to {first!r}, which was found before; remove the link"
             )
-        paths = [Path(where, name) for name in files if os.path.splitext(name)[1].lower() in SUFFIXES]
-        names += [path.relative_to(root).as_posix() for path in paths]
-    return sorted(name for name in names if "/." not in f"/{name}")
+        for path in (Path(where, name).relative_to(root) for name in files):
+            if not any(part.startswith(".") for part in path.parts):  # such as macOS's ._1.png
+                (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
+    if others:
+        rank_zero_info(f"'{root}': {len(others):,} files are no images that can be read: {shorten(sorted(others), 3)}")
+    return sorted(names)
 
 
 def _read(root: Path, table: Path) -> dict[str, list[str]]:

@@ -98,16 +98,15 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
     refuse_link(folder)
     make_folder(folder)
-    files, figure.dpi = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")], 150
+    png, svg, figure.dpi = folder / f"{name}.png", folder / f"{name}.svg", 150
     # figure.savefig would draw each file twice, the first time for the layout alone, which is the same for both.
+    with replacing(png) as partial:
+        FigureCanvasAgg(figure).print_png(partial)
+    figure.set_layout_engine("none")
     # Without a salt of our own and with the date, the same figure would differ in every run of a command.
-    with mpl.rc_context({"svg.hashsalt": "fedbc"}):
-        with replacing(files[0]) as partial:
-            FigureCanvasAgg(figure).print_png(partial)
-        figure.set_layout_engine("none")
-        with replacing(files[1]) as partial:
-            FigureCanvasSVG(figure).print_svg(partial, metadata={"Date": None})
-    return files
+    with mpl.rc_context({"svg.hashsalt": "fedbc"}), replacing(svg) as partial:
+        FigureCanvasSVG(figure).print_svg(partial, metadata={"Date": None})
+    return [png, svg]
 
 
 def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str, color: str) -> None:

@@ -166,6 +166,7 @@ def test_folders_of_sites_are_the_clients(tmp_path, caplog):
         data = ready(ImageFolderDataModule(sites(tmp_path), layout=["client", "class"]))
     found = "30 images of 3 classes of 2 clients (9, 10), 8 x 8 pixels, RGB: cat, dog, owl\n"
     assert f"'{tmp_path}': {found}" in caplog.text
+    assert "6 files are no images that can be read: 10/cat/notes.txt, 10/dog/notes.txt, 10/owl/" in caplog.text
     assert (data.client_names, data.classes) == (["9", "10"], ["cat", "dog", "owl"])
     assert data.label_histogram().tolist() == [[5, 5, 5], [5, 5, 5]]
     assert data.num_samples("test").tolist() == [3, 3]
