@@ -129,6 +129,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the text of a config, which is refused if it would hold a secret; see the base class."""
         check_settings(dict(cfg.items()))
+        # What was parsed is valid, and each run of a study is dumped before it is built
         return super().dump(cfg, **{"skip_validation": True, **kwargs})
 
     def keys(self) -> Iterator[str]:
