@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from fedbc_lightning.core.checks import Checked
+from fedbc_lightning.core.checks import Checked, shown
+from fedbc_lightning.core.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,8 @@ class Backend(Checked, ABC):
         Answers may come in any order.
 
         Args:
-            start: The message that all of these clients are sent.
+            start: The message that all of these clients are sent; empty where those of a ``SitesDataModule`` are asked
+                once what data they have.
             asks: The messages.
         """
 
@@ -104,13 +106,22 @@ def in_order(answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], w
         asks: The messages.
         where: Where in the run that is, for the log.
 
+    Raises:
+        ConfigurationError: The backend has brought something else.
+
     Example:
         >>> asks = [Ask([client], 1, b"") for client in range(4)]
         >>> [*in_order([(3, b"d"), (0, b"a"), (2, b"c")], asks, "round 1")]
         [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
     """
     waiting, index, seen = dict[int, bytes | Lost](), 0, set[int]()
-    for come, answer in answers:
+    for each in answers:
+        if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], (bytes, Lost))):
+            raise ConfigurationError(
+                "trainer.backend: work must yield the index of a message with its answer, bytes or Lost('why'), e.g. "
+                f"(0, answer); got {shown(each)}."
+            )
+        come, answer = each
         if come in seen or come not in range(len(asks)):
             what = f"a second answer of clients {asks[come].clients}" if come in seen else f"an answer {come!r}"
             log.warning(f"{where}: trainer.backend brought {what}, which nobody asked: it is not used.")

@@ -42,7 +42,7 @@ class Ray(Backend):
 
     Args:
         num_actors: Number of actors; None: one per GPU, or without GPUs one per core, and no more than there are
-            clients to train or evaluate.
+            clients in a round or in the first evaluation.
         gpus_per_actor: Number of GPUs of each actor, a fraction if some share one; None: all that there are are shared
             out.
         clients_per_message: Largest number of clients in a message; None: one, and with the vectorized engine an even

@@ -152,13 +152,14 @@ class Channel:
         Nobody who takes part is shown where that is hidden.
         """
         kept = server.z, server.sampled, server.ids
-        server.values["z"] = z
+        server.values["z"], server.is_at_clients = z, True
         if self.hides_participants:
             server.sampled, server.ids = [], []
         try:
             yield
         finally:
             server.values["z"], server.sampled, server.ids = kept
+            server.is_at_clients = False
 
     def send(self, cohort: Cohort, server: ServerState) -> None:
         """Replace the models w_i of a cohort that has trained by what travels: Δ_i if a part changes it, else w_i.

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
+from fedbc_lightning.core.checks import Count, check_types
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import make_folder, write
 from fedbc_lightning.core.lightning_names import overrides
@@ -25,7 +26,7 @@ from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.evaluation.measurement import Models, Results
 from fedbc_lightning.federation import checkpoint_content, messages
 from fedbc_lightning.federation.agreement import EVALUATED, form, values_for_clients
-from fedbc_lightning.federation.expected import check_answer, fits
+from fedbc_lightning.federation.expected import check_answer
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import Answer, Down, MessageError, RoundStart, Up, decode, encode
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 MOST_LOSSES, MOST_MESSAGES = 3, 10
 # Hooks that are called in the process of the run alone
 ROUND_HOOKS = ("on_round_start", "on_round_end", "on_validation_start", "on_validation_end", "on_validation_epoch_end")
+# What a backend says of itself
+SETTINGS: dict[str, Any] = {"clients_per_message": Count | None, "keeps_rows": bool, "keep_messages": bool}
 # Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
 MESSAGES_PER_WORKER = 4
 
@@ -60,16 +63,11 @@ class Elsewhere:
     """
 
     def __init__(self, federation: Federation, backend: Backend, run_folder: Callable[[], str | None]) -> None:
-        most = backend.clients_per_message
-        if not fits(most, (None, int)) or most == 0:
-            raise ConfigurationError(
-                f"trainer.backend: {type(backend).__name__}.clients_per_message is {most!r}; give a whole number from "
-                "1 on, or None"
-            )
+        check_types(SETTINGS, {name: getattr(backend, name) for name in SETTINGS}, "trainer.backend")
         self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
-        self._losses: int | None = None  # None: nobody was asked yet
-        self._num_lost = 0  # messages without an answer that can be used
+        # For what is asked: rounds or evaluations, and messages, in a row without an answer that can be used
+        self._losses: dict[type, tuple[int, int]] = {}
 
     def train(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
         """Have the clients of the server's round trained, and yield them as the server sees them.
@@ -134,12 +132,14 @@ class Elsewhere:
             Values of tasks by split, in the order of the clients.
         """
         federation, found, own = self._federation, dict[str, Results](), self._federation.models()
+        # Workers that a backend starts once are enough for the rounds, too.
+        num_workers = self._num_workers(max(federation.participation.num_sampled, len(clients), len(heldout)))
         values = dict(zip(EVALUATED, (models.z, models.counters, own.z, own.counters), strict=True))
         start, asks = self._start("evaluate", round, values), list[Ask]()
         sizes = federation.datamodule.num_samples("test") + federation.datamodule.num_samples("val")
         for of in filter(None, (clients, heldout)):
             most = self._backend.clients_per_message
-            most = most or math.ceil(len(of) / MESSAGES_PER_WORKER / self._backend.num_workers(len(of)))
+            most = most or math.ceil(len(of) / MESSAGES_PER_WORKER / num_workers)
             for group in (of[k : k + most] for k in range(0, len(of), most)):
                 best = federation.user.best_metrics.values
                 best = {key: held for key, held in best.items() if int(key.split()[-1]) in group}
@@ -209,12 +209,17 @@ class Elsewhere:
             for name, message in kept.items():
                 write(place / name, message)
 
+    def _num_workers(self, num_clients: int) -> int:
+        number = self._backend.num_workers(num_clients)
+        check_types({"num_workers": Count}, {"num_workers": number}, "trainer.backend")
+        return number
+
     def _groups(self, participants: Participants) -> list[list[int]]:
         """Return the clients of each message, by their places among those that are sampled."""
         federation, there, most = self._federation, participants.positions, self._backend.clients_per_message
         cohorts = federation.cohorts(there, participants.late)
         if most is None:
-            most, num_workers = 1, self._backend.num_workers(len(there))
+            most, num_workers = 1, self._num_workers(len(there))
             if federation.engine_kind == "vectorized":
                 most = math.ceil(max(map(len, cohorts), default=1) / num_workers)
         return [cohort[k : k + most] for cohort in cohorts for k in range(0, len(cohort), most)]
@@ -231,26 +236,26 @@ class Elsewhere:
         """
         if not asks:
             return
-        if self._losses is None:  # the first round of a resumed run is not the first
-            self._losses = MOST_LOSSES - 1 if round <= 1 else 0
-        self._losses += 1
+        # The first round of a resumed run is not the first.
+        losses, num_lost = self._losses.get(kind, (MOST_LOSSES - 1 if round <= 1 else 0, 0))
+        losses += 1
         started, answers, reason = sha256(start), self._backend.work(start, asks), ""
         for ask, answer in zip(asks, in_order(answers, asks, f"round {round}"), strict=True):
             found, hashed = None, messages.hash_of(ask.down, started)
-            self._num_lost += 1
+            num_lost += 1
             try:
                 if isinstance(answer, Lost):
                     raise MessageError(answer.reason)
                 check = partial(check_answer, answers=hashed, clients=ask.clients, federation=self._federation)
-                found, self._losses, self._num_lost = decode(answer, kind, check), 0, 0
+                found, losses, num_lost = decode(answer, kind, check), 0, 0
             except MessageError as error:
                 reason = str(error)
                 self._refuse(round, ask, reason)
             yield found, answer
-        most = min(MOST_MESSAGES, self._federation.datamodule.num_clients)
-        if self._losses >= MOST_LOSSES and self._num_lost >= most:
+        self._losses[kind] = losses, num_lost
+        if losses >= MOST_LOSSES and num_lost >= min(MOST_MESSAGES, self._federation.datamodule.num_clients):
             raise LostProcessError(
-                f"trainer.backend: round {round}: {self._num_lost} messages in a row have no answer that can be used; "
+                f"trainer.backend: round {round}: {num_lost} messages in a row have no answer that can be used; "
                 f"the last one: {reason}"
             )
 

@@ -39,6 +39,8 @@ CELL = (float, bool, lambda value: type(value) is int and abs(value) < 2**63)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DECLARED = "; a method declares by client_message, in declare_state, what its clients send"
 HINTS = {
+    "answers": ": it answers messages of another client, round or run",
+    "scalars": "; one that a part of the server declares is staged in on_cohort_end",
     "messages": DECLARED,
     "records": DECLARED,
     "form": ": model, data, method, seed or settings of training are others here; give all the same config",

@@ -315,9 +315,10 @@ class Federation:
         results.record_arrivals(server, self._num_samples)
         # Whoever sees no noise in a round without clients would know that nobody took part.
         if server.ids or server.arrivals or self.channel.hides_participants:
-            self.channel.receive(server, sums)
-            methods.call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
-            methods.call_parts(self.server_parts, "on_round_end", server, server, self.clients)
+            with self._rows_hidden():
+                self.channel.receive(server, sums)
+                methods.call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
+                methods.call_parts(self.server_parts, "on_round_end", server, server, self.clients)
         results.record_missing(server, participants, self._num_samples)
         results.record_bytes(server, self.algorithm, *self._bytes_of_client())
         return results.round_metrics(server)
@@ -421,12 +422,22 @@ class Federation:
         self.channel.read(cohort, self.server)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
-        methods.call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
+        with self._rows_hidden():
+            methods.call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
         # A scalar is a column of clients.csv; that of an invalid client is the value it keeps.
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
             cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort[name]))
+
+    @contextmanager
+    def _rows_hidden(self) -> Iterator[None]:
+        """Refuse in this context that the server reads vectors of clients that it does not have."""
+        self.clients.are_rows_elsewhere = TAKEN in self.clients.scalar_names
+        try:
+            yield
+        finally:
+            self.clients.are_rows_elsewhere = False
 
     def sizes(self, clients: list[int]) -> list[int]:
         """Return the numbers of training samples of clients."""

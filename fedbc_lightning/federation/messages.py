@@ -256,10 +256,10 @@ def decode(data: bytes, kind: type[Kind], check: Callable[[Kind], None] | None =
 
 
 def _shortened(values: Tensor) -> tuple[str, list[Tensor]]:
-    """Return a way and the tensors from which :func:`_whole` makes the same bits; a coded vector takes about its code.
+    """Return a way and the tensors from which :func:`_whole` makes the same bits, if these are shorter.
 
     A float32 vector becomes its nonzero elements and their places (TopK), the upper halves of its numbers if the lower
-    ones are 0 (BFloat16), or its distinct numbers and which of them each element is (QSGD, Float8, Sign).
+    ones are 0 (BFloat16), or its distinct numbers and which of them each element is if they are few (Float8, Sign).
     """
     if values.dtype != torch.float32 or values.numel() < LEAST_SHORTENED:
         return "whole", [values]

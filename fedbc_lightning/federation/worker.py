@@ -15,7 +15,7 @@ def take_start(federation: Federation, start: RoundStart) -> None:
     """Let the federation of a worker take over what the server has sent to all clients of a round."""
     server = federation.server
     server.values |= {name: value.to(federation.user.device) for name, value in start.server.items()}
-    server.round, server.sampled, server.ids = start.round, start.sampled, start.ids
+    server.round, server.sampled, server.ids, server.is_at_clients = start.round, start.sampled, start.ids, True
     federation.load_global()
     federation.user.shim.set(training=True)
 

@@ -168,7 +168,10 @@ class ServerState:
         round: Number of the current round, 1..T.
         seed: The run's seed.
         num_clients: Number of clients N that train.
+        is_at_clients: Whether this is what clients know of the server, which is not what is declared as the server's.
     """
+
+    is_at_clients = False
 
     def __init__(
         self,
@@ -191,6 +194,7 @@ class ServerState:
             self.values[name] = start.to(dtype, copy=True)
         for name, number in declaration.server_scalars.items():
             self.values[name] = torch.tensor(number, dtype=torch.float64)
+        self._own = declaration.server_vectors.keys() - declaration.for_clients
         self._staged: dict[str, Tensor] = {}
         self._committed = self.values  # the same object but for values that were replaced in this round
         self.sampled: list[int] = []
@@ -229,9 +233,15 @@ class ServerState:
         """Return the committed value of a declared name.
 
         Raises:
-            ConfigurationError: No state of this name is declared at the server.
+            ConfigurationError: No state of this name is declared at the server, or clients ask for what they are not
+                sent.
         """
         check_declared(f"server['{name}']", name, self.values)
+        if self.is_at_clients and name in self._own:
+            raise ConfigurationError(
+                f"algorithm: clients read server['{name}'], which is declared with for_clients=False, so that they are "
+                "not sent it; declare a vector of your own for them, which a part of the server stages"
+            )
         return self.values[name]
 
     def staged(self, name: str) -> Tensor:
@@ -327,7 +337,10 @@ class ClientStore:
         scalar_names: Names of the declared per-client scalars.
         vector_names: Names of all others.
         file_rows: The storage of the vectors if they lie in ``clients.bin``, else None.
+        are_rows_elsewhere: Whether the vectors lie with the clients, so that nobody here may read them.
     """
+
+    are_rows_elsewhere = False
 
     def __init__(
         self, num_clients: int, declaration: StateDeclaration, initial: Weights, dtype: torch.dtype | None = None
@@ -373,7 +386,15 @@ class ClientStore:
 
     def vector(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, (d,), or (d + b,) for a model: committed, or as the next round sees it."""
-        return self._storage[name].read(name, client, staged=staged)
+        return self._found(name).read(name, client, staged=staged)
+
+    def _found(self, name: str) -> RowStorage:
+        if self.are_rows_elsewhere and name in self.vector_names:
+            raise ConfigurationError(
+                f"algorithm: a part of the server reads '{name}' of clients, which stays with them under this "
+                "trainer.backend (keeps_rows); needs_rows = True in the class of the part refuses such backends."
+            )
+        return self._storage[name]
 
     def stamp(self, name: str, client: int) -> object:
         """Return an object that is another one after another vector was staged for the client."""
@@ -390,7 +411,7 @@ class ClientStore:
 
     def gather(self, name: str, ids: Sequence[int] | None = None, *, staged: bool = False) -> Tensor:
         """Return a copy of the state of K clients, None: of all N: a scalar (K,) float64, a vector (K, ...)."""
-        return self._storage[name].gather(name, range(self.num_clients) if ids is None else ids, staged=staged)
+        return self._found(name).gather(name, range(self.num_clients) if ids is None else ids, staged=staged)
 
     def as_kept(self, name: str, values: Tensor) -> Tensor:
         """Round values as the store does (vectors may be kept in a smaller dtype); the result has their dtype."""

@@ -58,8 +58,8 @@ class ClientRound(RunView):
         settings: The settings of the run.
 
     Attributes:
-        rows: What clients keep of their vectors where these stay with them, by the client's number; give it another
-            mapping for what is to outlive this process.
+        rows: What clients keep of their vectors where these stay with them, by the client's number as text; give it
+            another mapping for what is to outlive this process.
     """
 
     is_global_zero = False  # as a process beside the first one: callbacks write no files of the run here

@@ -354,8 +354,8 @@ class FederatedTrainer(RunView):
         given = request.model, request.datamodule, request.algorithm
         backend.open(partial(ClientRound, *given, worker_settings(self.settings)))
         try:
-            if isinstance(request.datamodule, SitesDataModule):
-                if request.datamodule.elsewhere and request.algorithm.trains_pooled:
+            if isinstance(request.datamodule, SitesDataModule) and request.datamodule.elsewhere:
+                if request.algorithm.trains_pooled:
                     raise ConfigurationError(
                         f"algorithm: {request.algorithm} trains on the data of all clients in one place, and those of "
                         "data.train are elsewhere; take FedAvg, FedBC, ..."

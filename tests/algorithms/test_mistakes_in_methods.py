@@ -55,6 +55,10 @@ def own(**methods):
         ({"after": lambda self, c, s: c.stage("rate", 3.0)}, r"was given 3.0; give a tensor"),
         ({"after": lambda self, c, s: s["zz"]}, r"server\['zz'\] is no declared state; did you mean 'z'"),
         ({"after": lambda self, c, s: s.staged("epsilon")}, r"\['epsilon'\] is no .*; declare it in declare_state"),
+        (
+            {"declare_state": lambda _, s: s.server_vector("m", for_clients=False), "after": lambda _, c, s: s["m"]},
+            r"clients read server\['m'\], which is declared with for_clients=False",
+        ),
         ({"client_update": lambda self, e, c, s: e.solve(c, s.z[:5])}, r"solve was given a start of shape \(5,\)"),
         ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
         ({"server_callbacks": lambda *_: WeightedAverage()}, "WeightedAverage object at .*; return a list of parts"),

@@ -43,13 +43,13 @@ class MessagesOnly(Backend):
     """
 
     def __init__(self, num_workers: int = 2, outlive_runs: bool = False) -> None:
-        self.num_workers, self._outlive_runs, self._workers = num_workers, outlive_runs, list[Worker]()
+        self._num_workers, self._outlive_runs, self._workers = num_workers, outlive_runs, list[Worker]()
 
     def open(self, make_worker: Callable[[], Worker]) -> None:
         self._make, self._workers = copy.deepcopy(make_worker), self._workers if self._outlive_runs else []
 
     def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
         if not self._workers:
-            self._workers = [copy.deepcopy(self._make)() for _ in range(self.num_workers)]
+            self._workers = [copy.deepcopy(self._make)() for _ in range(self._num_workers)]
         for index in reversed(range(len(asks))):
-            yield index, self._workers[index % self.num_workers].answer(start, asks[index].down)
+            yield index, self._workers[index % self._num_workers].answer(start, asks[index].down)

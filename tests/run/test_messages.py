@@ -155,12 +155,13 @@ def test_facts_that_cannot_be_are_refused(counts):
         decode(encode(Facts([1], counts)), Facts, partial(check_facts, client=1))
 
 
+@pytest.mark.parametrize("every", [0, 1], ids=["no evaluations", "evaluations between them"])
 @pytest.mark.parametrize("num_answers", [0, 1])
-def test_a_run_ends_if_as_many_messages_as_there_are_clients_are_lost_one_after_another(tmp_path, num_answers):
+def test_a_run_ends_if_as_many_messages_as_there_are_clients_are_lost_one_after_another(tmp_path, num_answers, every):
     backend = Garbling(*[lambda data, others: data] * num_answers, *[BROKEN["cut off"]] * 9)
     one = type("One", (ClientSampler,), {"__call__": lambda *_: [BAD]})()
     with pytest.raises(LostProcessError, match=f"round {6 + num_answers}: 6 messages in a row have no answer"):
-        fit(tmp_path, sampler=one, clients_per_round=1, max_rounds=9, backend=backend)
+        fit(tmp_path, sampler=one, clients_per_round=1, max_rounds=9, backend=backend, eval_every_n_rounds=every)
 
 
 def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_they_do_not(caplog):
@@ -169,6 +170,30 @@ def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_t
     assert [*in_order(come, asks, "round 3")] == [b"a", b"b"]
     who = ["an answer 99", "a second answer of clients [7]", "a second answer of clients [4]", "an answer -1"]
     assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
+
+
+@pytest.mark.parametrize("come", [b"a", (0, None), (0, "a"), [0, b"a"]], ids=str)
+def test_what_is_no_answer_is_refused_by_what_a_backend_yields(come):
+    with pytest.raises(ConfigurationError, match=r"trainer\.backend: work must yield .* e\.g\. \(0, answer\); got"):
+        list(in_order([come], [Ask([4], 1, b"")], "round 3"))
+
+
+def test_workers_are_asked_for_once_for_rounds_and_evaluations(tmp_path):
+    """Neither those of an evaluation of one client nor data that are all here start too few."""
+    asked = []
+
+    class Counting(MessagesOnly):
+        def num_workers(self, num_clients):
+            asked.append(num_clients)
+            return 1
+
+        def work(self, start, asks):
+            assert asks
+            return super().work(start, asks)
+
+    options = {"backend": Counting(), "eval_clients": 1, "clients_per_round": 2, "max_rounds": 1}
+    make_trainer(tmp_path, **options).fit(make_model(), sites(range(3)), FedAvg())
+    assert {*asked} == {2}
 
 
 OUT_OF_RANGE = {"local": [{"epochs": 3, "steps": None}, {"epochs": None, "steps": 10**9}], "ids": [[99]]}
@@ -260,7 +285,7 @@ def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
         make_trainer(tmp_path, backend=AtSites()).fit(make_model(), sites(()), Centralized())
     backend = MessagesOnly()
     backend.clients_per_message = 0
-    with pytest.raises(ConfigurationError, match=r"MessagesOnly\.clients_per_message is 0; give"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.backend\.clients_per_message: got 0; give"):
         make_trainer(tmp_path, backend=backend).fit(make_model(), BoringData(), FedAvg())
     with pytest.raises(ConfigurationError, match="data are elsewhere; give trainer"):
         make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())

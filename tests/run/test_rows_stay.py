@@ -14,6 +14,7 @@ from fedbc_lightning.distributed.backend import Lost
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.messages import RoundStart, Rows, decode
 from fedbc_lightning.federation.participation import ClientSampler
+from fedbc_lightning.server import ServerCallback, WeightedAverage
 from fedbc_lightning.server.codecs import TopK
 
 CASES = {
@@ -133,3 +134,27 @@ def test_a_method_that_cannot_leave_its_vectors_there_is_refused(tmp_path, algor
     with pytest.raises(ConfigurationError, match=r"the server of .* they stay with the clients"):
         trainer.fit(make_model(), BoringData(), algorithm)
     assert not any(tmp_path.iterdir())
+
+
+class Reads(ServerCallback):
+    """Does not say that it needs rows."""
+
+    def __init__(self, hook):
+        setattr(self, hook, getattr(self, f"in_{hook}"))
+
+    def in_on_cohort_end(self, cohort, server, sums):
+        cohort["local_model"]
+
+    def in_on_aggregate(self, server, clients, sums):
+        clients.gather("local_model", staged=True)
+
+    def in_on_round_end(self, server, clients):
+        clients.vector("local_model", 0)
+
+
+@pytest.mark.parametrize("hook", ["on_cohort_end", "on_aggregate", "on_round_end"])
+def test_a_part_that_reads_vectors_without_a_word_is_refused_as_soon_as_it_does(tmp_path, hook):
+    method = type("Own", (Ditto,), {"server_callbacks": lambda self, engine: [WeightedAverage(), Reads(hook)]})()
+    make_trainer(tmp_path / "here", max_rounds=1).fit(make_model(), BoringData(), method)
+    with pytest.raises(ConfigurationError, match=r"reads 'local_model' of clients, which stays .* needs_rows = True"):
+        make_trainer(tmp_path, max_rounds=1, backend=RowsStay()).fit(make_model(), BoringData(), method)
