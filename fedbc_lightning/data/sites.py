@@ -60,7 +60,7 @@ class DataElsewhere(Dataset):
     def __getitem__(self, index: int) -> Any:
         """Raise: the samples are elsewhere."""
         raise ConfigurationError(
-            "data.train: this client's data are elsewhere; give trainer.backend, which reaches them"
+            "data.train: this client's data are elsewhere; give trainer.backend, which asks the worker that has them"
         )
 
 

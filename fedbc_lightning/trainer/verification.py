@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import read
 from fedbc_lightning.federation.elsewhere import folder_of
-from fedbc_lightning.federation.messages import Up, decode, hash_of
+from fedbc_lightning.federation.messages import MessageError, Up, decode, hash_of
 from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.trainer.client_round import ClientRound
 
@@ -60,7 +60,10 @@ def verify(worker: ClientRound, run_folder: Path, client: int, round: int) -> st
             "dropped out, or a file was removed, changed or cut off."
         )
     down, up = found
-    again = worker.answer(start, down)
+    try:
+        again = worker.answer(start, down)
+    except MessageError as error:
+        raise ConfigurationError(f"{who}: the message that it was sent cannot be worked out here: {error}.") from None
     if again == up:
         return f"{who}: worked out again, the answer is the same bit for bit ({hash_of(up)})."
     differences = dict(_differences(vars(decode(up, Up)), vars(decode(again, Up))))

@@ -27,10 +27,10 @@ def run(tmp_path_factory):
     return trainer
 
 
-def told(run, client, round=2):
-    last = Path(run.log_dir, "checkpoints", "last.ckpt")
+def told(run, client, round=2, model=None):
+    last, model = Path(run.log_dir, "checkpoints", "last.ckpt"), model or make_model()
     try:
-        return make_trainer(run.default_root_dir).verify(make_model(), BoringData(), SCAFFOLD(), last, client, round)
+        return make_trainer(run.default_root_dir).verify(model, BoringData(), SCAFFOLD(), last, client, round)
     except ConfigurationError as error:
         return str(error)
 
@@ -57,6 +57,12 @@ ANSWERS = {
     f"{OTHER}records.0.train_loss": lambda up: {"records": [{**up.records[0], "train_loss": 0.0}]},
     f"{OTHER}messages.evil": lambda up: {"messages": {**up.messages, "evil": up.w}},
 }
+
+
+def test_another_config_is_told_as_such(run):
+    client = decode((folder_of(run.log_dir, 2) / "1.down").read_bytes(), Down).clients[0]
+    said = told(run, client, model=make_model(lr=0.5))
+    assert re.fullmatch(r".* cannot be worked out here: its form cannot be .* give all the same config\.", said), said
 
 
 @pytest.mark.parametrize("line", ANSWERS)
