@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import Models
@@ -86,6 +88,7 @@ class Federation:
         channel: What every message between clients and server passes.
         agreed: Settings that servers and clients elsewhere must share, by name.
         train_elsewhere: Has the clients of a round trained in place of this process, if it is not None.
+        is_shared_by_seconds: Whether processes share the clients of a round by how fast each was in the last one.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Federation:
         self.engine_kind: choice.Kind = choice.choose(self.bench, algorithm, number) if engine == "auto" else engine
         self.agreed: dict[str, Any] = {}
         self.train_elsewhere: Callable[[Participants, Tensor, list[str]], Iterator[Cohort]] | None = None
+        self.is_shared_by_seconds, self._paces = False, [1.0] * fabric.world_size
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(initial)
 
@@ -347,7 +351,7 @@ class Federation:
         server, written = self.server, list[str]()
         counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
         # Once per round: a random code of z must be the same for all clients.
-        received = self.channel.broadcast(server)
+        received, started = self.channel.broadcast(server), time.perf_counter()
         for cohort in (self.train_elsewhere or self._train_here)(participants, received, written):
             self.take(cohort, sums)
             cohort.write_back(self.clients)
@@ -357,6 +361,11 @@ class Federation:
                 some = slice(self.layout.num_counters)
                 counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
             del cohort  # its vectors of d numbers would stay in memory until the next one has trained
+        if self.is_shared_by_seconds:
+            num_steps, pace = sum(record["num_steps"] for _, record in records), self._paces[self.fabric.global_rank]
+            # Of a process that has trained nobody nothing is known: it gets a client again by and by.
+            pace = (time.perf_counter() - started) / num_steps if num_steps else 0.9 * pace
+            self._paces = gather_objects(self.fabric, pace)
         return results.TrainedShare(records, counters, list(dict.fromkeys(written)))
 
     def _train_here(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
@@ -368,7 +377,7 @@ class Federation:
             written: Names of the frozen parameters that they write are added to it, for all ranks to hear of.
         """
         server, late, there = self.server, participants.late, participants.positions
-        share = deal(self.participation.num_steps(server.ids), self.fabric.world_size)[self.fabric.global_rank]
+        share = deal(self.participation.num_steps(server.ids), self._paces)[self.fabric.global_rank]
 
         def trained(positions: list[int]) -> Cohort:
             ids = [server.sampled[position] for position in positions]

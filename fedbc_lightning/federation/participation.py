@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
@@ -300,23 +300,24 @@ class Participation:
         return [late.get(i, self.local).num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
 
-def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
-    """Return the positions of each rank's clients; they are dealt longest first, each to the least loaded rank.
+def deal(steps: list[int], paces: Sequence[float]) -> list[list[int]]:
+    """Return the positions of each rank's clients; they are dealt longest first, each to the rank that ends first.
 
     Args:
         steps: Number of steps of each client.
-        num_ranks: Number of ranks.
+        paces: Seconds that each rank takes for a step, or any equal numbers.
 
     Example:
-        >>> deal([5, 1, 3], 2), deal([5, 1, 3], 1)
-        ([[0], [2, 1]], [[0, 1, 2]])
+        >>> deal([5, 1, 3], [1, 1]), deal([5, 1, 3], [1]), deal([3, 3, 3, 3, 3], [1, 4])
+        ([[0], [2, 1]], [[0, 1, 2]], [[0, 1, 2, 3], [4]])
     """
-    if num_ranks == 1:
+    if len(paces) == 1:
         return [list(range(len(steps)))]
-    loads, shares = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
-    # Longest first onto the least loaded rank: at most 4/3 of the optimum (Graham 1969), and the same on all ranks.
+    loads, shares = [0 for _ in paces], [list[int]() for _ in paces]
+    # Longest first, as with equal paces that is at most 4/3 of the optimum (Graham 1969), and the same on all ranks.
     for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
-        rank = loads.index(min(loads))
+        ends = [(load + steps[position]) * pace for load, pace in zip(loads, paces, strict=True)]
+        rank = ends.index(min(ends))
         loads[rank] += steps[position]
         shares[rank].append(position)
     return shares

@@ -108,7 +108,7 @@ class Cost(NamedTuple):
 
     def of(self, round: PlannedRound, num_processes: int) -> float:
         """Return the seconds of a round's local training, in the process that has the most to do."""
-        shares = deal(round.steps, num_processes)
+        shares = deal(round.steps, [1] * num_processes)
         return max(len(share) * self.client + sum(round.steps[p] for p in share) * self.step for share in shares)
 
 

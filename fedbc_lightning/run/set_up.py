@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data import FederatedDataModule, SitesDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
@@ -82,6 +83,12 @@ def set_up(
     evaluator = Evaluator(
         fabric, lambda: federation.engine, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed
     )
+    federation.is_shared_by_seconds = settings.share_by == "seconds"
+    if federation.is_shared_by_seconds and federation.engine_kind == "vectorized":
+        raise ConfigurationError(
+            "trainer.share_by: seconds: numbers of the vectorized engine depend on who is trained together, so on the "
+            "clock; take engine: sequential, or share_by: steps."
+        )
     federation.agreed = agreed_with_clients(identity.settings, datamodule)
     if settings.chosen_backend is not None and request.fn == TrainerFn.FITTING:
         elsewhere = Elsewhere(federation, settings.chosen_backend, lambda: progress.log_dir)

@@ -88,6 +88,10 @@ class RunSettings:
         devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning. ``auto``: as
             many as torchrun or SLURM has started on each machine; without them one process, or all GPUs.
         num_nodes: Number of machines. ``auto``: as many as torchrun or SLURM uses; without them one.
+        share_by: How processes share the clients of a round: by numbers of ``"steps"``, or by the ``"seconds"`` that
+            each took for a step in the last round, so that a slower one trains fewer. The last bits of the sums over
+            clients, which are float64, then depend on the clock, and hardly ever a bit of z. See
+            ``docs/howto/clusters.md``.
         backend: Who trains the clients of rounds in place of this process: ``ray``, or
             :class:`~fedbc_lightning.distributed.ray_backend.Ray` with its options, or an object of your own class on
             :class:`~fedbc_lightning.distributed.backend.Backend`; None: this process, or those of ``devices``. The
@@ -159,6 +163,7 @@ class RunSettings:
     strategy: Annotated[str, FREE] = "auto"
     devices: Annotated[list[int] | str | int, FREE] = "auto"
     num_nodes: Annotated[Count | Literal["auto"], FREE] = "auto"
+    share_by: Annotated[Literal["steps", "seconds"], FREE] = "steps"
     backend: Annotated[Backend | Literal["ray"] | None, FREE] = None
     max_restarts: Annotated[Number, FREE] = 0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
@@ -219,7 +224,7 @@ class RunSettings:
         is_one = self.devices in (1, "1") or (isinstance(self.devices, list) and len(self.devices) == 1)
         used = {
             "devices": not is_one, "strategy": self.strategy != "auto", "num_nodes": self.num_nodes > 1,
-            "max_restarts": self.max_restarts > 0,
+            "max_restarts": self.max_restarts > 0, "share_by": self.share_by != "steps",
         }  # fmt: skip
         for name in (name for name, is_set in used.items() if is_set):
             raise ConfigurationError(

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from helpers.boring import BoringData, Linear, make_trainer
 from helpers.launched import summary, train
-from helpers.programs import TESTS, run_python
+from helpers.messages_only import MessagesOnly
+from helpers.programs import TESTS, run_python, run_ranks
 
-from fedbc_lightning import ConfigurationError
+from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.distributed.fabric import make_fabric
 
 pytestmark = pytest.mark.distributed
@@ -50,6 +52,40 @@ def test_runs_of_one_process_may_stand_before_and_after_one_of_two_in_a_script(t
     script.write_text(PROGRAM + THREE)
     done = run_python([script], tmp_path)  # the second process runs the whole script
     assert (done.returncode, done.stdout.count("the end")) == (0, 2), done.stderr
+
+
+SLOW = """\
+    import os
+    import time
+
+    from helpers.launched import Wide
+
+    rank, taken = int(os.environ["RANK"]), []
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.03 * rank)
+        taken.append(batch_idx)
+        return super(Wide, self).training_step(batch, batch_idx)
+
+    Wide.training_step = training_step
+    trainer, model = train(Path(), share_by="seconds", clients_per_round=6, max_rounds=6, devices="auto")
+    Path(f"rank {rank}.json").write_text(json.dumps([len(taken), summary(trainer, model)]))
+"""
+
+
+def test_a_slower_process_trains_fewer_clients_and_the_numbers_are_those_of_one(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM + SLOW)
+    run_ranks([script], tmp_path)
+    (fast, ended), (slow, _) = (json.loads((tmp_path / f"rank {rank}.json").read_text()) for rank in (0, 1))
+    assert slow < fast / 2
+    assert ended == summary(*train(tmp_path / "one", clients_per_round=6, max_rounds=6))
+
+
+def test_shares_by_the_clock_are_refused_where_numbers_depend_on_who_is_trained_together(tmp_path):
+    for options in ({"engine": "vectorized"}, {"backend": MessagesOnly()}):
+        with pytest.raises(ConfigurationError, match=r"trainer\.share_by: .*seconds"):
+            make_trainer(tmp_path, share_by="seconds", **options).fit(Linear(), BoringData(), FedAvg())
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
