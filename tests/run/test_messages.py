@@ -283,10 +283,11 @@ def test_a_client_that_never_says_what_it_has_ends_the_start(tmp_path):
 def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
     with pytest.raises(ConfigurationError, match=r"Centralized trains on the data of all clients .* are elsewhere"):
         make_trainer(tmp_path, backend=AtSites()).fit(make_model(), sites(()), Centralized())
-    backend = MessagesOnly()
-    backend.clients_per_message = 0
-    with pytest.raises(ConfigurationError, match=r"trainer\.backend\.clients_per_message: got 0; give"):
-        make_trainer(tmp_path, backend=backend).fit(make_model(), BoringData(), FedAvg())
+    for name in ("clients_per_message", "num_workers"):
+        backend = MessagesOnly()
+        setattr(backend, name, 0)
+        with pytest.raises(ConfigurationError, match=rf"trainer\.backend\.{name}: got 0; give"):
+            make_trainer(tmp_path, backend=backend).fit(make_model(), BoringData(), FedAvg())
     with pytest.raises(ConfigurationError, match="data are elsewhere; give trainer"):
         make_trainer(tmp_path).fit(make_model(), sites([0, 1]), FedAvg())
 
