@@ -52,7 +52,6 @@ def test_messages_alone_equal_one_process_bit_for_bit(tmp_path, one_cpu):
     assert_equal_trees(by_messages, one_cpu)
 
 
-@pytest.mark.nightly(reason="half a minute, of which tests/devices and the processes above have the core")
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch 2.8 has no barrier between devices of another maker")
 @pytest.mark.distributed
 def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu):

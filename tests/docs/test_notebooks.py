@@ -11,12 +11,7 @@ from helpers.scripts import ROOT
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
-NIGHTLY = pytest.mark.nightly(reason="twenty seconds for the study of another notebook, docs/tutorials/study.ipynb")
 notebooks = pytest.mark.parametrize("path", [*TUTORIALS, *EXAMPLES], ids=lambda path: path.stem)
-executed = pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[NIGHTLY] * (path.stem == "compare")) for path in TUTORIALS + EXAMPLES],
-)
 
 
 SHORTER = [
@@ -28,7 +23,7 @@ SHORTER = [
 
 
 @pytest.mark.slow
-@executed
+@notebooks
 def test_a_notebook_runs_and_has_few_outputs(path, tmp_path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     for written, shorter in SHORTER:

@@ -74,22 +74,22 @@ def _begun_is_done() -> Patches:
     return [patch.object(study_run, "has_ended", lambda folder: RunRecord.newest(folder) is not None)]
 
 
-MUTANTS: dict[str, Callable[[], Patches]] = {
-    "no lock": _no_lock,
-    "checksums not looked at": _no_checksums,
-    "an unrecorded round is saved": _unrecorded,
-    "the checkpoint is written in place": _in_place,
-    "the lease is not looked at again": _no_look,
-    "a requeued job takes any of its runs": _any_run,
-    "a run that was begun is done": _begun_is_done,
+MUTANTS: dict[str, tuple[Callable[[], Patches], str]] = {
+    "no lock": (_no_lock, "two-at-once"),
+    "checksums not looked at": (_no_checksums, "flipped-bit"),
+    "an unrecorded round is saved": (_unrecorded, "full-for-one-operation"),
+    "the checkpoint is written in place": (_in_place, "kill-at-operation"),
+    "the lease is not looked at again": (_no_look, "two-at-once"),
+    "a requeued job takes any of its runs": (_any_run, "requeued-script"),
+    "a run that was begun is done": (_begun_is_done, "killed-study"),
 }
-"""Name -> what is patched in this process and its forks."""
+"""Name -> what is patched in this process and its forks, and the kind of fault whose first case must find it."""
 
 
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Patch the package."""
     with ExitStack() as stack:
-        for each in MUTANTS[name]():
+        for each in MUTANTS[name][0]():
             stack.enter_context(each)
         yield

@@ -26,7 +26,7 @@ from faults.runs import CONFIGURATIONS, KINDS, Bench, Case
 def main(words: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="few cases of each kind, of one configuration")
+    parser.add_argument("--short", action="store_true", help="few cases of each kind, and one of most mutants")
     parser.add_argument("--mutants", action="store_true", help="few cases of each kind with each mutant")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one; may be given again")
     parser.add_argument("--configuration", action="append", choices=list(CONFIGURATIONS), help="as --kind")
@@ -40,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
     configurations, kinds = options.configuration or list(CONFIGURATIONS), options.kind or list(KINDS)
     with tempfile.TemporaryDirectory() as folder:
         if options.mutants:
-            return _num_missed(Bench(Path(folder, "plain")), kinds, options.seed)
+            return int(bool(_missed(Bench(Path(folder, "plain")), kinds, options.seed)))
         counts = {}
         for configuration in configurations[:1] if options.short else configurations:
             bench = Bench(Path(folder, configuration), configuration)
@@ -48,10 +48,11 @@ def main(words: list[str] | None = None) -> int:
                 if KINDS[name].is_general or configuration == configurations[0]:
                     count = KINDS[name].short if options.short else KINDS[name].count
                     counts[name, configuration] = _try_kind(bench, name, count, options.seed)
+        missed = _missed(bench, [], options.seed) if options.short and not options.kind else []
     _print_table(counts)
     num_tried, num_lost = (sum(column) for column in zip(*counts.values(), strict=True))
     print(f"all: tried {num_tried}, survived {num_tried - num_lost}, lost {num_lost}")
-    return int(num_lost > 0)
+    return int(num_lost > 0 or bool(missed))
 
 
 def _try_kind(bench: Bench, name: str, count: int, seed: int) -> tuple[int, int]:
@@ -64,20 +65,22 @@ def _try_kind(bench: Bench, name: str, count: int, seed: int) -> tuple[int, int]
     return len(cases), len(lost)
 
 
-def _num_missed(bench: Bench, kinds: list[str], seed: int) -> int:
-    """Print which mutants the given kinds of faults find, and return how many they miss."""
+def _missed(bench: Bench, kinds: list[str], seed: int) -> list[str]:
+    """The mutants that no fault finds: those of the given kinds, or the first case that is placed for a mutant."""
     missed = []
-    for mutant in MUTANTS:
+    tried = {name: placed for name, (_, placed) in MUTANTS.items() if kinds or KINDS[placed].is_general}
+    for mutant, placed in tried.items():
         num_found = 0
-        for name in kinds:
-            cases = list(KINDS[name].cases(bench, max(2, 2 * KINDS[name].short), random.Random(f"{seed} {name}")))
+        for name in kinds or [placed]:
+            count = max(2, 2 * KINDS[name].short) if kinds else 1
+            cases = list(KINDS[name].cases(bench, count, random.Random(f"{seed} {name}")))
             with mutated(mutant):
                 found = [case.name for case in cases if _try(case, bench.folder)]
             print(f"mutant '{mutant}', {name}: {len(found)} of {len(cases)}: {'; '.join(found)}", flush=True)
             num_found += len(found)
         missed += [] if num_found else [mutant]
-    print(f"mutants: {len(MUTANTS)}, missed: {missed}")
-    return len(missed)
+    print(f"mutants: {len(tried)}, missed: {missed}")
+    return missed
 
 
 def _print_table(counts: dict[tuple[str, str], tuple[int, int]]) -> None:

@@ -55,7 +55,6 @@ def test_the_wheel_has_configs_types_and_licence(built):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(reason="an environment of its own; what the wheel holds is looked at above")
 def test_the_wheel_alone_trains_in_an_empty_folder(built, tmp_path):
     environment, empty = tmp_path / "environment", tmp_path / "empty"
     empty.mkdir()

@@ -25,7 +25,6 @@ JOBS = {"backend": "local", "jobs": 2, "workers": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(reason="as a killed task of Ray in test_ray_tasks.py; half a minute")
 @pytest.mark.usefixtures("forked_workers")
 def test_a_killed_job_leaves_its_runs_to_the_others(project):
     (project / "whole.yaml").write_text(yaml.safe_dump(STUDY))
