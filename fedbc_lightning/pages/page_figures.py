@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,14 +11,13 @@ import numpy as np
 import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedbc_lightning.data import partition_picture
 from fedbc_lightning.pages.page import Picture
-from fedbc_lightning.studies.drawing import COLORS, draw_band, label_x
+from fedbc_lightning.studies.drawing import COLORS, draw_band, label_x, svg
 from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.results import AXES
 
@@ -170,10 +168,7 @@ def as_svg(figure: Figure) -> str:
     """
     for mesh in figure.findobj(QuadMesh):  # a scale of 256 colours would be 256 shapes
         mesh.set_rasterized(True)
-    file, figure.dpi = io.StringIO(), 150
-    # figure.savefig would draw it twice, the first time for the layout alone
-    FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = file.getvalue()
+    text = svg(figure, "Creator", "Date", "Format", "Type")
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs/>", "", text, flags=re.DOTALL)
     text = re.sub(r'^.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1, flags=re.DOTALL)
     text = re.sub(r' ?font-family: [^;"]*;?', "", text)  # the page's own font

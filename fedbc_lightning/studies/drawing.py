@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Iterable
@@ -12,13 +13,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedbc_lightning.core.files import make_folder, refuse_link, remove, replacing
+from fedbc_lightning.core.files import make_folder, refuse_link, remove, write
+from fedbc_lightning.data.partition_picture import png
 from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import slug
@@ -98,15 +99,20 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
     refuse_link(folder)
     make_folder(folder)
-    png, svg, figure.dpi = folder / f"{name}.png", folder / f"{name}.svg", 150
-    # figure.savefig would draw each file twice, the first time for the layout alone, which is the same for both.
-    with replacing(png) as partial:
-        FigureCanvasAgg(figure).print_png(partial)
-    figure.set_layout_engine("none")
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    write(files[0], png(figure))
+    figure.set_layout_engine("none")  # both files have the layout of the first: finding it takes a while
     # Without a salt of our own and with the date, the same figure would differ in every run of a command.
-    with mpl.rc_context({"svg.hashsalt": "fedbc"}), replacing(svg) as partial:
-        FigureCanvasSVG(figure).print_svg(partial, metadata={"Date": None})
-    return [png, svg]
+    with mpl.rc_context({"svg.hashsalt": "fedbc"}):
+        write(files[1], svg(figure, "Date"))
+    return files
+
+
+def svg(figure: Figure, *without: str) -> str:
+    """Return a figure as SVG without these metadata, drawn only once as by :func:`png`."""
+    file, figure.dpi = io.StringIO(), 150
+    FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(without))
+    return file.getvalue()
 
 
 def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str, color: str) -> None:

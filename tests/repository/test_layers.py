@@ -72,10 +72,9 @@ WRITING = r"""(?x) \. (mkdir | rmdir | rmtree | unlink | touch | chmod | symlink
 BESIDE_THE_DOOR = {
     "commands/main.py": 1,  # /dev/null
     "data/partition_picture.py": 1,  # into memory
-    "pages/page_figures.py": 1,  # into memory
     "run/processes.py": 2,  # the result of a run's processes, outside of its folder
     "run/trained_model.py": 2,  # a private file; peft's folder, which has no links
-    "studies/drawing.py": 3,  # private files; a folder that has just been made
+    "studies/drawing.py": 2,  # into memory; a folder that has just been made
     "studies/study_plan.py": 2,  # what a plan measures, outside of the study's folder
 }
 """Files of the package that may, how often, and why."""

@@ -155,7 +155,7 @@ def test_facts_that_cannot_be_are_refused(counts):
         decode(encode(Facts([1], counts)), Facts, partial(check_facts, client=1))
 
 
-@pytest.mark.parametrize("every", [0, 1], ids=["no evaluations", "evaluations between them"])
+@pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("num_answers", [0, 1])
 def test_a_run_ends_if_as_many_messages_as_there_are_clients_are_lost_one_after_another(tmp_path, num_answers, every):
     backend = Garbling(*[lambda data, others: data] * num_answers, *[BROKEN["cut off"]] * 9)
@@ -172,7 +172,7 @@ def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_t
     assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
 
 
-@pytest.mark.parametrize("come", [b"a", (0, None), (0, "a"), [0, b"a"]], ids=str)
+@pytest.mark.parametrize("come", [b"a", (0, None), (0, "a"), [0, b"a"]])
 def test_what_is_no_answer_is_refused_by_what_a_backend_yields(come):
     with pytest.raises(ConfigurationError, match=r"trainer\.backend: work must yield .* e\.g\. \(0, answer\); got"):
         list(in_order([come], [Ask([4], 1, b"")], "round 3"))
@@ -191,8 +191,8 @@ def test_workers_are_asked_for_once_for_rounds_and_evaluations(tmp_path):
             assert asks
             return super().work(start, asks)
 
-    options = {"backend": Counting(), "eval_clients": 1, "clients_per_round": 2, "max_rounds": 1}
-    make_trainer(tmp_path, **options).fit(make_model(), sites(range(3)), FedAvg())
+    trainer = make_trainer(tmp_path, backend=Counting(), eval_clients=1, clients_per_round=2, max_rounds=1)
+    trainer.fit(make_model(), sites(range(3)), FedAvg())
     assert {*asked} == {2}
 
 

@@ -136,25 +136,18 @@ def test_a_method_that_cannot_leave_its_vectors_there_is_refused(tmp_path, algor
     assert not any(tmp_path.iterdir())
 
 
-class Reads(ServerCallback):
-    """Does not say that it needs rows."""
-
-    def __init__(self, hook):
-        setattr(self, hook, getattr(self, f"in_{hook}"))
-
-    def in_on_cohort_end(self, cohort, server, sums):
-        cohort["local_model"]
-
-    def in_on_aggregate(self, server, clients, sums):
-        clients.gather("local_model", staged=True)
-
-    def in_on_round_end(self, server, clients):
-        clients.vector("local_model", 0)
+READS = {
+    "on_cohort_end": lambda cohort, *_: cohort["local_model"],
+    "on_aggregate": lambda server, clients, sums: clients.gather("local_model", staged=True),
+    "on_round_end": lambda server, clients: clients.vector("local_model", 0),
+}
 
 
-@pytest.mark.parametrize("hook", ["on_cohort_end", "on_aggregate", "on_round_end"])
+@pytest.mark.parametrize("hook", READS)
 def test_a_part_that_reads_vectors_without_a_word_is_refused_as_soon_as_it_does(tmp_path, hook):
-    method = type("Own", (Ditto,), {"server_callbacks": lambda self, engine: [WeightedAverage(), Reads(hook)]})()
+    part = ServerCallback()
+    setattr(part, hook, READS[hook])
+    method = type("Own", (Ditto,), {"server_callbacks": lambda *_: [WeightedAverage(), part]})()
     make_trainer(tmp_path / "here", max_rounds=1).fit(make_model(), BoringData(), method)
     with pytest.raises(ConfigurationError, match=r"reads 'local_model' of clients, which stays .* needs_rows = True"):
         make_trainer(tmp_path, max_rounds=1, backend=RowsStay()).fit(make_model(), BoringData(), method)

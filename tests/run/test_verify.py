@@ -27,8 +27,8 @@ def run(tmp_path_factory):
     return trainer
 
 
-def told(run, client, round=2, model=None):
-    last, model = Path(run.log_dir, "checkpoints", "last.ckpt"), model or make_model()
+def told(run, client, round=2, lr=0.1):
+    last, model = Path(run.log_dir, "checkpoints", "last.ckpt"), make_model(lr=lr)
     try:
         return make_trainer(run.default_root_dir).verify(model, BoringData(), SCAFFOLD(), last, client, round)
     except ConfigurationError as error:
@@ -61,7 +61,7 @@ ANSWERS = {
 
 def test_another_config_is_told_as_such(run):
     client = decode((folder_of(run.log_dir, 2) / "1.down").read_bytes(), Down).clients[0]
-    said = told(run, client, model=make_model(lr=0.5))
+    said = told(run, client, lr=0.5)
     assert re.fullmatch(r".* cannot be worked out here: its form cannot be .* give all the same config\.", said), said
 
 
