@@ -76,7 +76,7 @@ def png(figure: Figure) -> bytes:
     """Return a figure as PNG, drawn only once: ``figure.savefig`` draws it once for the layout, and then again.
 
     Args:
-        figure: Figure of :func:`draw`.
+        figure: A figure, such as that of :func:`draw`.
     """
     figure.set_dpi(150)
     file = io.BytesIO()

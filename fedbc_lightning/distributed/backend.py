@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
-from fedbc_lightning.core.checks import Checked, shown
+from fedbc_lightning.core.checks import Checked, Count, check_types, shown
 from fedbc_lightning.core.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,11 @@ class Backend(Checked, ABC):
     def close(self) -> None:
         """Let the workers go; the run is over."""
 
+    def check(self) -> None:
+        """Raise a ConfigurationError if what the class says of itself is of another type."""
+        kinds = {"clients_per_message": Count | None, "keeps_rows": bool, "keep_messages": bool}
+        check_types(kinds, {name: getattr(self, name) for name in kinds}, self.section)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings alone, since workers cannot be copied."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -115,8 +121,9 @@ def in_order(answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], w
         [b'a', Lost(reason='trainer.backend brought no answer'), b'c', b'd']
     """
     waiting, index, seen = dict[int, bytes | Lost](), 0, set[int]()
-    for each in answers:
-        if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], (bytes, Lost))):
+    for each in answers if isinstance(answers, Iterable) else [answers]:
+        is_pair = isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Integral)
+        if not (is_pair and isinstance(each[1], (bytes, Lost))):
             raise ConfigurationError(
                 "trainer.backend: work must yield the index of a message with its answer, bytes or Lost('why'), e.g. "
                 f"(0, answer); got {shown(each)}."

@@ -73,7 +73,7 @@ class ClientParallelStrategy(LaunchedStrategy):
             # gloo would listen at the address of this machine's name; on Windows it calls interfaces other names
             if hasattr(os, "fork"):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", min(socket.if_nameindex())[1])
-        elif environment.local_rank() == 0 and _launched() is None:
+        elif environment.local_rank() == 0 and launched() is None:
             said = (
                 f"this is node {environment.node_rank()}, waiting at {host}:{port} for the others, {in_all} processes"
             )
@@ -145,7 +145,7 @@ def _open_store(host: str, port: int, *, is_local: bool) -> Store:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, **own)
 
 
-def _launched() -> tuple[str, int, int] | None:
+def launched() -> tuple[str, int, int] | None:
     """Return who has started the processes, how many on each machine, and on how many; None without a launcher."""
     if TorchElasticEnvironment.detect():
         who, in_all, here = "torchrun", *(int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -174,7 +174,7 @@ def make_fabric(
         ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...), Fabric refuses the settings, or a
             launcher has started other processes than are asked for.
     """
-    given, (who, each, nodes) = (devices, num_nodes), _launched() or ("", devices, 1)
+    given, (who, each, nodes) = (devices, num_nodes), launched() or ("", devices, 1)
     devices, num_nodes = (each if devices == "auto" else devices), (nodes if num_nodes == "auto" else num_nodes)
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
     make = partial(UnpatchedFabric, accelerator=accelerator, **settings)

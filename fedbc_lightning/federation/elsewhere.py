@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 MOST_LOSSES, MOST_MESSAGES = 3, 10
 # Hooks that are called in the process of the run alone
 ROUND_HOOKS = ("on_round_start", "on_round_end", "on_validation_start", "on_validation_end", "on_validation_epoch_end")
-# What a backend says of itself
-SETTINGS: dict[str, Any] = {"clients_per_message": Count | None, "keeps_rows": bool, "keep_messages": bool}
 # Messages of an evaluation for each worker, where a backend leaves their number open; some take longer than others
 MESSAGES_PER_WORKER = 4
 
@@ -63,7 +61,6 @@ class Elsewhere:
     """
 
     def __init__(self, federation: Federation, backend: Backend, run_folder: Callable[[], str | None]) -> None:
-        check_types(SETTINGS, {name: getattr(backend, name) for name in SETTINGS}, "trainer.backend")
         self._federation, self._backend, self._run_folder = federation, backend, run_folder
         self._frozen: dict[str, str] | None = None
         # For what is asked: rounds or evaluations, and messages, in a row without an answer that can be used

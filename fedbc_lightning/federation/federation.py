@@ -26,7 +26,7 @@ from fedbc_lightning.federation import user_methods as methods
 from fedbc_lightning.federation.channel import Channel, Exchange
 from fedbc_lightning.federation.kept_rows import TAKEN
 from fedbc_lightning.federation.local_models import LocalModels, check_kept_parameters
-from fedbc_lightning.federation.participation import Participants, deal
+from fedbc_lightning.federation.participation import Participants, deal, paces_after
 from fedbc_lightning.federation.simulation import Simulation
 from fedbc_lightning.module import schedulers
 from fedbc_lightning.module.adapter import UserModule
@@ -130,7 +130,7 @@ class Federation:
         self.engine_kind: choice.Kind = choice.choose(self.bench, algorithm, number) if engine == "auto" else engine
         self.agreed: dict[str, Any] = {}
         self.train_elsewhere: Callable[[Participants, Tensor, list[str]], Iterator[Cohort]] | None = None
-        self.is_shared_by_seconds, self._paces = False, [1.0] * fabric.world_size
+        self.is_shared_by_seconds, self._paces = False, [0.0] * fabric.world_size
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(initial)
 
@@ -362,10 +362,8 @@ class Federation:
                 counters[some] = torch.maximum(counters[some], cohort.of_valid(cohort.counters)[:, some].amax(dim=0))
             del cohort  # its vectors of d numbers would stay in memory until the next one has trained
         if self.is_shared_by_seconds:
-            num_steps, pace = sum(record["num_steps"] for _, record in records), self._paces[self.fabric.global_rank]
-            # Of a process that has trained nobody nothing is known: it gets a client again by and by.
-            pace = (time.perf_counter() - started) / num_steps if num_steps else 0.9 * pace
-            self._paces = gather_objects(self.fabric, pace)
+            taken = time.perf_counter() - started, sum(record["num_steps"] for _, record in records)
+            self._paces = paces_after(self._paces, gather_objects(self.fabric, taken))
         return results.TrainedShare(records, counters, list(dict.fromkeys(written)))
 
     def _train_here(self, participants: Participants, received: Tensor, written: list[str]) -> Iterator[Cohort]:
@@ -441,7 +439,7 @@ class Federation:
 
     @contextmanager
     def _rows_hidden(self) -> Iterator[None]:
-        """Refuse in this context that the server reads vectors of clients that it does not have."""
+        """Refuse in this context that the server reads or writes vectors of clients that it does not have."""
         self.clients.are_rows_elsewhere = TAKEN in self.clients.scalar_names
         try:
             yield

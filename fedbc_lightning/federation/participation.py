@@ -305,10 +305,10 @@ def deal(steps: list[int], paces: Sequence[float]) -> list[list[int]]:
 
     Args:
         steps: Number of steps of each client.
-        paces: Seconds that each rank takes for a step, or any equal numbers.
+        paces: Seconds that each rank takes for a step, or equal numbers.
 
     Example:
-        >>> deal([5, 1, 3], [1, 1]), deal([5, 1, 3], [1]), deal([3, 3, 3, 3, 3], [1, 4])
+        >>> deal([5, 1, 3], [1, 1]), deal([5, 1, 3], [1]), deal([3, 3, 3, 3, 3], [1, 5])
         ([[0], [2, 1]], [[0, 1, 2]], [[0, 1, 2, 3], [4]])
     """
     if len(paces) == 1:
@@ -316,8 +316,29 @@ def deal(steps: list[int], paces: Sequence[float]) -> list[list[int]]:
     loads, shares = [0 for _ in paces], [list[int]() for _ in paces]
     # Longest first, as with equal paces that is at most 4/3 of the optimum (Graham 1969), and the same on all ranks.
     for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
-        ends = [(load + steps[position]) * pace for load, pace in zip(loads, paces, strict=True)]
+        ends = [((load + steps[position]) * pace, load) for load, pace in zip(loads, paces, strict=True)]
         rank = ends.index(min(ends))
         loads[rank] += steps[position]
         shares[rank].append(position)
     return shares
+
+
+def paces_after(paces: Sequence[float], taken: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the seconds for a step of each rank after a round, all 0 until one has trained.
+
+    A rank of which nothing is known counts as the fastest. One that has trained nobody in this round seems a tenth
+    faster than before, so that it gets a client again by and by.
+
+    Args:
+        paces: What was known before the round.
+        taken: Seconds and steps of each rank in the round.
+
+    Example:
+        >>> paces_after([0, 0, 0], [(6, 3), (4, 1), (0, 0)]), paces_after([2, 4, 2], [(6, 3), (0, 0), (4, 1)])
+        ([2.0, 4.0, 2.0], [2.0, 3.6, 4.0])
+        >>> deal([5, 1, 3], [0, 0])  # equal numbers
+        [[0], [2, 1]]
+    """
+    found = [seconds / steps if steps else 0.9 * pace for pace, (seconds, steps) in zip(paces, taken, strict=True)]
+    fastest = min((each for each in found if each), default=0.0)
+    return [each or fastest for each in found]

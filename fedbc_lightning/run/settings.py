@@ -17,6 +17,7 @@ from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import hash_of_secret
 from fedbc_lightning.distributed.backend import Backend
+from fedbc_lightning.distributed.fabric import launched
 from fedbc_lightning.distributed.ray_backend import Ray
 from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
@@ -218,7 +219,15 @@ class RunSettings:
             self._check_backend()
 
     def _check_backend(self) -> None:
-        """Leave one process for the server, and refuse what asks for more."""
+        """Check what it is, leave one process for the server, and refuse what asks for more."""
+        assert self.chosen_backend is not None
+        self.chosen_backend.check()
+        started = launched() if self.devices == "auto" else None
+        if started is not None and started[1:] != (1, 1):
+            raise ConfigurationError(
+                f"trainer.backend: {started[0]} has started several processes, and with a backend the run is one "
+                "process; start it without, or give trainer.devices 1 and trainer.num_nodes 1 if only one of them runs."
+            )
         self.devices = 1 if self.devices == "auto" else self.devices
         self.num_nodes = 1 if self.num_nodes == "auto" else self.num_nodes
         is_one = self.devices in (1, "1") or (isinstance(self.devices, list) and len(self.devices) == 1)

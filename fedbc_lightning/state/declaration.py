@@ -337,7 +337,7 @@ class ClientStore:
         scalar_names: Names of the declared per-client scalars.
         vector_names: Names of all others.
         file_rows: The storage of the vectors if they lie in ``clients.bin``, else None.
-        are_rows_elsewhere: Whether the vectors lie with the clients, so that nobody here may read them.
+        are_rows_elsewhere: Whether the vectors lie with the clients, so that nobody here may read or write them.
     """
 
     are_rows_elsewhere = False
@@ -391,7 +391,7 @@ class ClientStore:
     def _found(self, name: str) -> RowStorage:
         if self.are_rows_elsewhere and name in self.vector_names:
             raise ConfigurationError(
-                f"algorithm: a part of the server reads '{name}' of clients, which stays with them under this "
+                f"algorithm: a part of the server uses '{name}' of clients, which stays with them under this "
                 "trainer.backend (keeps_rows); needs_rows = True in the class of the part refuses such backends."
             )
         return self._storage[name]
@@ -407,7 +407,7 @@ class ClientStore:
 
     def row_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
-        return self._storage[name].row_shape(name)
+        return self._found(name).row_shape(name)
 
     def gather(self, name: str, ids: Sequence[int] | None = None, *, staged: bool = False) -> Tensor:
         """Return a copy of the state of K clients, None: of all N: a scalar (K,) float64, a vector (K, ...)."""
@@ -423,7 +423,7 @@ class ClientStore:
         Vectors are copied at once. Scalars are copied when they are first read or committed, so do not write into
         `values` before that.
         """
-        self._storage[name].stage(name, clients, values)
+        self._found(name).stage(name, clients, values)
 
     def stage_all(self, name: str, values: Tensor) -> None:
         """Give the scalars of all N clients their values (N,) for the next round."""

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.devices import prepare_deterministic
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, global_seed, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation import checkpoint_content, worker
@@ -43,6 +44,21 @@ def worker_settings(settings: RunSettings) -> RunSettings:
         settings, seed=seed, backend=backend, devices=1, num_nodes=1, strategy="auto", max_restarts=0, logger=False,
         enable_progress_bar=False,
     )  # fmt: skip
+
+
+class WorkerMaker(partial["ClientRound"]):
+    """Makes workers from module, data and method as they were given: once a run has begun on these, a copy does."""
+
+    has_begun = False
+
+    def __call__(self) -> ClientRound:
+        """Make a worker."""
+        if self.has_begun:
+            raise ConfigurationError(
+                "trainer.backend: the run has begun on the module of which open was given a maker; let open keep "
+                "copy.deepcopy(make_worker), and call that."
+            )
+        return super().__call__()
 
 
 class ClientRound(RunView):

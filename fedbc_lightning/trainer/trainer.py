@@ -47,7 +47,7 @@ from fedbc_lightning.trainer.arguments import (
     check_algorithm,
     with_callbacks_of,
 )
-from fedbc_lightning.trainer.client_round import ClientRound, worker_settings
+from fedbc_lightning.trainer.client_round import ClientRound, WorkerMaker, worker_settings
 from fedbc_lightning.trainer.verification import verify
 
 Data = LightningDataModule | Mapping[str, Any]
@@ -352,7 +352,9 @@ class FederatedTrainer(RunView):
             yield
             return
         given = request.model, request.datamodule, request.algorithm
-        backend.open(partial(ClientRound, *given, worker_settings(self.settings)))
+        make_worker = WorkerMaker(ClientRound, *given, worker_settings(self.settings))
+        backend.open(make_worker)
+        make_worker.has_begun = True
         try:
             if isinstance(request.datamodule, SitesDataModule) and request.datamodule.elsewhere:
                 if request.algorithm.trains_pooled:

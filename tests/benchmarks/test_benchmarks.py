@@ -51,6 +51,7 @@ def only(*names):
         ),
         ("processes", "W1 --pairs 1", r"W1 steps/s: one process \d+, two \d+; ratio .*"),
         ("scaling", "--out scaling.png --rounds 2", r"    .* [\d.]+"),
+        ("uneven", "--rounds 5", r"two processes, by seconds: [\d.]+ s"),
         ("startup", "help import --repeats 2", r"(help|import) +[\d.]+ s \(.* to .*\)   / lightning .*"),
     ],
     indirect=["tiny"],

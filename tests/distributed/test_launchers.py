@@ -98,12 +98,15 @@ STEP = BATCH | {"SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_NUM_NODES": 3}
 @pytest.mark.parametrize(
     ("who", "environment", "found"), [("torchrun", TORCHRUN, (2, 2)), ("SLURM", STEP, (2, 3)), (None, BATCH, (1, 1))]
 )
-def test_devices_and_nodes_are_those_of_the_launcher(monkeypatch, who, environment, found):
+def test_devices_and_nodes_are_those_of_the_launcher(tmp_path, monkeypatch, who, environment, found):
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
     strategy = make_fabric("cpu", "auto", "auto", "auto", "32-true").strategy
     assert (getattr(strategy, "num_processes", 1), getattr(strategy, "num_nodes", 1)) == found
     make_fabric("cpu", "auto", 1, 1, "32-true")  # a run that each process makes for itself
+    make_trainer(tmp_path, backend=MessagesOnly(), devices=1)
     if who is not None:
+        with pytest.raises(ConfigurationError, match=rf"trainer\.backend: {who} has started several processes"):
+            make_trainer(tmp_path, backend=MessagesOnly())
         with pytest.raises(ConfigurationError, match=f"4 on each of 2 machines, but {who} has started 2 on each of"):
             make_fabric("cpu", "auto", 4, 2, "32-true")

@@ -74,16 +74,19 @@ def _begun_is_done() -> Patches:
     return [patch.object(study_run, "has_ended", lambda folder: RunRecord.newest(folder) is not None)]
 
 
-MUTANTS: dict[str, tuple[Callable[[], Patches], str]] = {
+MUTANTS: dict[str, tuple[Callable[[], Patches], str | None]] = {
     "no lock": (_no_lock, "two-at-once"),
     "checksums not looked at": (_no_checksums, "flipped-bit"),
     "an unrecorded round is saved": (_unrecorded, "full-for-one-operation"),
     "the checkpoint is written in place": (_in_place, "kill-at-operation"),
     "the lease is not looked at again": (_no_look, "two-at-once"),
-    "a requeued job takes any of its runs": (_any_run, "requeued-script"),
-    "a run that was begun is done": (_begun_is_done, "killed-study"),
+    "a requeued job takes any of its runs": (_any_run, None),
+    "a run that was begun is done": (_begun_is_done, None),
 }
-"""Name -> what is patched in this process and its forks, and the kind of fault whose first case must find it."""
+"""Name -> what is patched in this process and its forks, and the kind of fault whose first case must find it.
+
+None: whole scripts and studies find it, which take long, so only the long form looks.
+"""
 
 
 @contextmanager

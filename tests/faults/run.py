@@ -68,7 +68,7 @@ def _try_kind(bench: Bench, name: str, count: int, seed: int) -> tuple[int, int]
 def _missed(bench: Bench, kinds: list[str], seed: int) -> list[str]:
     """The mutants that no fault finds: those of the given kinds, or the first case that is placed for a mutant."""
     missed = []
-    tried = {name: placed for name, (_, placed) in MUTANTS.items() if kinds or KINDS[placed].is_general}
+    tried = {name: placed for name, (_, placed) in MUTANTS.items() if kinds or placed}
     for mutant, placed in tried.items():
         num_found = 0
         for name in kinds or [placed]:

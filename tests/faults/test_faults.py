@@ -5,7 +5,7 @@ import re
 from helpers.programs import TESTS, run_fresh
 
 
-def test_the_short_form_loses_nothing_and_finds_each_mutant(tmp_path):
+def test_the_short_form_loses_nothing_and_finds_the_mutants_of_single_runs(tmp_path):
     """In a new Python: below a process of the fork server the workers of a data loader did not answer."""
     done = run_fresh([TESTS / "faults" / "run.py", "--short"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -105,6 +105,13 @@ def fit(root, algorithm=None, **options):
     return trainer
 
 
+HINTS = {
+    "answers": ": it answers messages of another client, round or run",
+    "scalars": "; one that a part of the server declares is staged in on_cohort_end",
+    "records": "; a method declares by client_message, in declare_state, what its clients send",
+}
+
+
 def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplog, monkeypatch):
     honest = Garbling(lambda data, others: data)
     fit(tmp_path / "honest", SCAFFOLD(), backend=honest, max_rounds=1)
@@ -119,6 +126,8 @@ def test_a_bad_message_is_one_line_and_a_client_that_dropped_out(tmp_path, caplo
     assert found == dict(zip(names, statuses, strict=True))
     lines = [line for line in caplog.messages if "sent nothing that can be used" in line or "became NaN" in line]
     assert [line.partition(":")[0] for line in lines] == [f"round {k + 1}" for k in range(len(names))]
+    for name, line in zip(names, lines, strict=True):
+        assert HINTS.get(name.split()[0], "") in line or "became NaN" in line
     monkeypatch.setattr(Stragglers, "draw", lambda *_: (set(), {BAD}))
     without = fit(tmp_path / "b", SCAFFOLD(), stragglers=Stragglers(), **rounds)
     assert_equal_trees(garbled.server.values, without.server.values)
@@ -172,10 +181,23 @@ def test_the_first_answer_to_a_message_counts_and_one_line_says_of_others_that_t
     assert [line.partition(" brought ")[2].partition(",")[0] for line in caplog.messages] == who
 
 
-@pytest.mark.parametrize("come", [b"a", (0, None), (0, "a"), [0, b"a"]])
+@pytest.mark.parametrize("come", [None, [b"a"], [(0, None)], [(0, "a")], [[0, b"a"]], [([0], b"a")], [("0", b"a")]])
 def test_what_is_no_answer_is_refused_by_what_a_backend_yields(come):
     with pytest.raises(ConfigurationError, match=r"trainer\.backend: work must yield .* e\.g\. \(0, answer\); got"):
-        list(in_order([come], [Ask([4], 1, b"")], "round 3"))
+        list(in_order(come, [Ask([4], 1, b"")], "round 3"))
+
+
+def test_a_worker_that_is_made_of_the_running_module_itself_is_refused(tmp_path):
+    class Careless(MessagesOnly):
+        def open(self, make_worker):
+            super().open(make_worker)
+            self.make = make_worker
+
+        def work(self, start, asks):
+            self.make()
+
+    with pytest.raises(ConfigurationError, match=r"let open keep copy\.deepcopy\(make_worker\), and call that"):
+        fit(tmp_path, backend=Careless())
 
 
 def test_workers_are_asked_for_once_for_rounds_and_evaluations(tmp_path):
@@ -283,7 +305,7 @@ def test_a_client_that_never_says_what_it_has_ends_the_start(tmp_path):
 def test_what_cannot_be_done_elsewhere_is_refused_before_round_1(tmp_path):
     with pytest.raises(ConfigurationError, match=r"Centralized trains on the data of all clients .* are elsewhere"):
         make_trainer(tmp_path, backend=AtSites()).fit(make_model(), sites(()), Centralized())
-    for name in ("clients_per_message", "num_workers"):
+    for name in ("clients_per_message", "num_workers", "keeps_rows"):
         backend = MessagesOnly()
         setattr(backend, name, 0)
         with pytest.raises(ConfigurationError, match=rf"trainer\.backend\.{name}: got 0; give"):

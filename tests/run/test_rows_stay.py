@@ -136,18 +136,20 @@ def test_a_method_that_cannot_leave_its_vectors_there_is_refused(tmp_path, algor
     assert not any(tmp_path.iterdir())
 
 
-READS = {
-    "on_cohort_end": lambda cohort, *_: cohort["local_model"],
-    "on_aggregate": lambda server, clients, sums: clients.gather("local_model", staged=True),
-    "on_round_end": lambda server, clients: clients.vector("local_model", 0),
-}
+USES = [
+    ("on_cohort_end", lambda cohort, *_: cohort["local_model"]),
+    ("on_aggregate", lambda server, clients, sums: clients.gather("local_model", staged=True)),
+    ("on_round_end", lambda server, clients: clients.vector("local_model", 0)),
+    ("on_cohort_end", lambda cohort, *_: cohort.stage("local_model", cohort.model)),
+    ("on_round_end", lambda server, clients: clients.stage("local_model", [0], server.model[None])),
+]
 
 
-@pytest.mark.parametrize("hook", READS)
-def test_a_part_that_reads_vectors_without_a_word_is_refused_as_soon_as_it_does(tmp_path, hook):
+@pytest.mark.parametrize(("hook", "use"), USES)
+def test_a_part_that_uses_vectors_without_a_word_is_refused_as_soon_as_it_does(tmp_path, hook, use):
     part = ServerCallback()
-    setattr(part, hook, READS[hook])
+    setattr(part, hook, use)
     method = type("Own", (Ditto,), {"server_callbacks": lambda *_: [WeightedAverage(), part]})()
     make_trainer(tmp_path / "here", max_rounds=1).fit(make_model(), BoringData(), method)
-    with pytest.raises(ConfigurationError, match=r"reads 'local_model' of clients, which stays .* needs_rows = True"):
+    with pytest.raises(ConfigurationError, match=r"uses 'local_model' of clients, which stays .* needs_rows = True"):
         make_trainer(tmp_path, max_rounds=1, backend=RowsStay()).fit(make_model(), BoringData(), method)
