@@ -46,7 +46,10 @@ def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> di
     """
     if not root.is_dir():
         raise ConfigurationError(f"data.root={str(root)!r}: no such folder; {LAYOUT}")
-    columns = {"file": _names_under(root)} if table is None else _read(root, table)
+    there = _names_under(root)
+    columns = {"file": there} if table is None else _read(root, table)
+    if left := sorted({*there}.difference(columns["file"])):
+        rank_zero_info(f"'{root}': {len(left):,} images have no row in '{table}' and are left out: {shorten(left, 3)}")
     folders = [name.split("/")[:-1] for name in columns["file"]]
     usual: list[Role] = ["split", "class"] if (root / "train").is_dir() else ["class"]
     roles = layout or ([] if "class" in columns else usual)
@@ -100,10 +103,10 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
 
 def _names_under(root: Path) -> list[str]:
     """Return the images' paths below a folder, with slashes, and tell of other files; hidden ones are no images."""
-    names, others = list[str](), list[str]()
+    names, others, empty = list[str](), list[str](), list[str]()
     known: dict[str, str] = {}
     # Links are followed, as a site's folder often is one to another disk.
-    for where, _, files in os.walk(root, followlinks=True):
+    for where, folders, files in os.walk(root, followlinks=True):
         first = known.setdefault(os.path.realpath(where), where)  # of a link to a folder above there is no end
         if first != where:
             raise ConfigurationError(
@@ -112,6 +115,10 @@ def _names_under(root: Path) -> list[str]:
         for path in (Path(where, name).relative_to(root) for name in files):
             if not any(part.startswith(".") for part in path.parts):  # such as macOS's ._1.png
                 (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
+        if not (folders or files):
+            empty.append(Path(where).relative_to(root).as_posix())
+    if empty:
+        rank_zero_info(f"'{root}': {len(empty):,} folders are empty: {shorten(sorted(empty), 3)}")
     if others:
         rank_zero_info(f"'{root}': {len(others):,} files are no images that can be read: {shorten(sorted(others), 3)}")
     return sorted(names)
@@ -128,6 +135,8 @@ def _read(root: Path, table: Path) -> dict[str, list[str]]:
     check_columns({"clients": ["file", "client"]}, available, f"'{table}'")
     used = [name for name in ("file", *get_args(Role)) if name in available]
     rows = read_table(table, used, "clients", set(used))
+    if rows.empty:
+        raise ConfigurationError(f"data.clients='{table}': no row is below its header; {TABLE}")
     columns = {name: as_names(rows[name]).tolist() for name in used}
     absent = [not _is_below(root, name) for name in columns["file"]]
     wrong = (rows.isna().any(axis=1) | rows["file"].duplicated()).to_numpy() | absent

@@ -106,6 +106,8 @@ algorithms:
 ```
 
 `--only` leaves out the others; FedAvg is run again for the same seeds, so that the differences are paired.
+Holm's correction is then for the methods of that run alone, so *better* is said more easily than on this page.
+For another workload, its file goes between the two, such as `--config docs/results/workloads/mnist.yaml`.
 """
 
 

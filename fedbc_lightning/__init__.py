@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 # Packages whose classes users take
-_PACKAGES = "algorithms", "callbacks", "datamodules", "models"
+_PACKAGES = "algorithms", "callbacks", "datamodules", "models", "partition"
 
 
 def __dir__() -> list[str]:

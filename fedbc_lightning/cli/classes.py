@@ -86,13 +86,14 @@ def why_no_import(class_path: str) -> str | None:
         found = importlib.import_module(module)
     except SyntaxError as error:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return str(error)
         frames = traceback.extract_tb(error.__traceback__)[1:]
         own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
         place = (own or frames)[-1]
-        return f"{place.filename}, line {place.lineno}: {type(error).__name__}: {first_line(error)}"
+        said = f": {first_line(error)}" * bool(str(error))
+        return f"{place.filename}, line {place.lineno}: {type(error).__name__}{said}"
     return None if hasattr(found, name) else f"module '{module}' has no attribute '{name}'"
 
 

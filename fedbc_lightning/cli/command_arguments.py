@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,16 @@ def check_syntax(path: Path) -> None:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            first = dict[Any, yaml.Node]()
+            first = dict[str, yaml.Node]()
             for key, _ in node.value:
-                if first.setdefault(key.value, key) is not key:
-                    lines = f"lines {first[key.value].start_mark.line + 1} and {key.start_mark.line + 1}"
-                    raise UsageError(f"{path}, {lines}: '{key.value}' is there twice; the last would replace the first")
+                other = first.setdefault(str(key.value), key)
+                if other is key and "." in str(key.value):  # trainer.name beside a section trainer that has a name
+                    other = _key_at(node, key.value.split(".")) or key
+                if other is not key:
+                    one, two = sorted((other.start_mark.line + 1, key.start_mark.line + 1))
+                    raise UsageError(
+                        f"{path}, lines {one} and {two}: '{key.value}' is there twice; the last would replace the first"
+                    )
             return super().construct_mapping(node, deep)
 
     try:
@@ -170,6 +175,16 @@ def check_syntax(path: Path) -> None:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path}: no sections in it (trainer:, algorithm:, model:, data:, ...)")
+
+
+def _key_at(node: Any, parts: Sequence[str]) -> Any:
+    """Return the key inside of a YAML mapping that dotted words lead to, or None."""
+    for key, value in node.value:
+        if key.value == parts[0] and len(parts) == 1:
+            return key
+        if key.value == parts[0] and isinstance(value.value, list):
+            return _key_at(value, parts[1:])
+    return None
 
 
 def find_checkpoint(path: str) -> str:

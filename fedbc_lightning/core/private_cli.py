@@ -29,6 +29,22 @@ def read_config(path: jsonargparse.Path, otherwise: Callable[[jsonargparse.Path]
 jsonargparse.Path.read_text = partialmethod(read_config, jsonargparse.Path.read_text)  # type: ignore[assignment]
 
 
+def import_telling(*arguments: Any, **options: Any) -> Any:
+    """Import a module for jsonargparse; an exception without a text gets its name as one.
+
+    Read in jsonargparse 4.53. Without it, such an exception in a user's module ends in an IndexError of jsonargparse's.
+    """
+    try:
+        return __import__(*arguments, **options)
+    except (Exception, SystemExit) as error:
+        if str(error) and isinstance(error, Exception):
+            raise
+        raise ImportError(type(error).__name__) from error
+
+
+jsonargparse._util.__import__ = import_telling  # type: ignore[attr-defined]
+
+
 class OpenCLI(LightningCLI):
     """LightningCLI whose private steps are called, and may be replaced, under public names.
 

@@ -18,7 +18,7 @@ from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
-    ">": "$>$", "γ": "$\\gamma$", "λ": "$\\lambda$",
+    ">": "$>$", "≥": "$\\geq$", "γ": "$\\gamma$", "λ": "$\\lambda$",
 }  # fmt: skip
 FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
@@ -240,8 +240,8 @@ def _tex(text: str) -> str:
     r"""Escape the characters of a text that have a meaning in TeX.
 
     Example:
-        >>> print(_tex("**83.1 ± 0.2**"), _tex("a_b 5 %"), _tex("−1"))
-        \textbf{83.1 $\pm$ 0.2} a\_b 5 \% $-$1
+        >>> print(_tex("**83.1 ± 0.2**"), _tex("a_b ≥ 5 %"), _tex("−1"))
+        \textbf{83.1 $\pm$ 0.2} a\_b $\geq$ 5 \% $-$1
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
         return f"\\textbf{{{_tex(text[2:-2])}}}"

@@ -19,6 +19,7 @@ MISTAKES = {
     "fit --config studies/digits.yaml": "fit takes no study: fedbc-cli compare --config studies/digits.yaml",
     "fit --config broken.yaml": "broken.yaml: not YAML: ",
     "fit --config twice.yaml": "twice.yaml, lines 1 and 3: 'trainer' is there twice; the last would replace",
+    "fit --config dotted.yaml": "dotted.yaml, lines 1 and 3: 'trainer.max_rounds' is there twice; the last would",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
     # keys
@@ -48,6 +49,8 @@ MISTAKES = {
     f"{FIT} --config linear.yaml": "linear.yaml, line 1: model: torch.nn.Linear is not a LightningModule",
     f"{FIT} --model nowhere.Net": "model: cannot import it: No module named 'nowhere'\n",
     f"{FIT} --model unnamed.Net": "unnamed.py, line 2: NameError: name 'lr' is not defined\n",
+    f"{FIT} --model silent.Net": "silent.py, line 1: ValueError",
+    f"{FIT} --data leaving.Data": "leaving.py, line 2: SystemExit: 3",
     f"{FIT} --trainer.callbacks unclosed.Stop": "callbacks: cannot import it: ",
     f"{FIT} --algorithm FedBC": "error: algorithm: FedBC needs dual_lr: give --algorithm.dual_lr ...",
     f"{FIT} --config needing.yaml": "needing.py, line 1: ModuleNotFoundError: No module named 'nowhere'\n",
@@ -82,6 +85,9 @@ def test_a_mistake_is_one_clear_line(project, line, said, capsys):
     Path("misspelt.yaml").write_text("trainer:\n  max_rouds: 3\n")
     Path("broken.yaml").write_text("trainer:\n  max_rounds: [3\n")
     Path("twice.yaml").write_text("trainer:\n  max_rounds: 3\ntrainer:\n  name: mine\n")
+    Path("dotted.yaml").write_text("trainer.max_rounds: 9\ntrainer:\n  max_rounds: 3\n")
+    Path("silent.py").write_text("raise ValueError\n")
+    Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
     Path("rule.yaml").write_text(RULE)
     Path("unnamed.py").write_text("import torch\nrate = lr\n")
     Path("unclosed.py").write_text("def f(:\n")

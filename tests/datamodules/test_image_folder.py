@@ -162,10 +162,12 @@ def sites(root, *folders):
 
 
 def test_folders_of_sites_are_the_clients(tmp_path, caplog):
+    (tmp_path / "Rome").mkdir()
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(sites(tmp_path), layout=["client", "class"]))
     found = "30 images of 3 classes of 2 clients (9, 10), 8 x 8 pixels, RGB: cat, dog, owl\n"
     assert f"'{tmp_path}': {found}" in caplog.text
+    assert f"'{tmp_path}': 1 folders are empty: Rome" in caplog.text
     assert "6 files are no images that can be read: 10/cat/notes.txt, 10/dog/notes.txt, 10/owl/" in caplog.text
     assert (data.client_names, data.classes) == (["9", "10"], ["cat", "dog", "owl"])
     assert data.label_histogram().tolist() == [[5, 5, 5], [5, 5, 5]]
@@ -186,7 +188,7 @@ def test_split_folders_of_sites_are_their_own(tmp_path, caplog):
     assert (len(shared.pooled_dataset("test")), shared.num_samples("test").sum()) == (30, 0)
 
 
-def test_a_table_says_whose_images_are(tmp_path):
+def test_a_table_says_whose_images_are(tmp_path, caplog):
     root, table = write_image_folder(tmp_path / "images", num_per_class=4), tmp_path / "owners.csv"
     names = [f"class_{kind}/00{number}.png" for kind in range(3) for number in range(4)]
     table.write_text("file,client\n" + "".join(f"{name},{'NA' if k % 2 else '7'}\n" for k, name in enumerate(names)))
@@ -195,7 +197,10 @@ def test_a_table_says_whose_images_are(tmp_path):
     assert data.label_histogram().tolist() == [[2, 2, 2], [2, 2, 2]]
     rows = [f"{name},{k % 2},{'ab'[k % 3 == 0]},{'test' if k < 4 else 'train'}\n" for k, name in enumerate(names)]
     table.write_text("file,client,class,split\n" + "".join(rows[:10]))
-    data = ready(ImageFolderDataModule(root, clients=str(table), layout=["client"]))
+    with caplog.at_level("INFO"):
+        data = ready(ImageFolderDataModule(root, clients=str(table), layout=["client"]))
+    assert "2 images have no row in '" in caplog.text
+    assert "are left out: class_2/002.png, class_2/003.png" in caplog.text
     assert (data.classes, data.num_samples("train").tolist()) == (["a", "b"], [3, 3])
     assert data.num_samples("test").tolist() == [2, 2]
 
@@ -216,6 +221,7 @@ def test_a_table_says_whose_images_are(tmp_path):
         ({"layout": ["client", "split", "class"]}, r"'10/cat/0.png' .* has not the folders \[client, split"),
         ({"layout": ["split", "class"]}, "data.layout: '10' is no split; give train, val, "),
         ({"table": "file,site\n"}, "data.clients: no column 'client' in '.*t.csv'; there are file, site"),
+        ({"table": "file,client,class\n"}, r"data\.clients='.*t\.csv': no row is below its header"),
         ({"table": "file,client\n10/cat/0.png,\n"}, r"row 1 misses a value, or its file, '10/cat/0.png', is not"),
         ({"table": "file,client,class\n10/dog/../cat/0.png,a,b\n"}, r"row 1 .*, '10/dog/../cat/0.png', is not below"),
         ({"table": "file,client\n10/cat/0.png,a\n10/cat/9.png,a\n"}, r"t.csv': row 2 .*'10/cat/9.png'"),

@@ -41,7 +41,7 @@ def test_the_listed_packages_are_those_of_the_tree():
 
 def test_a_completion_offers_the_public_names():
     names = dir(fedbc_lightning)
-    assert {*names} == {*fedbc_lightning.__all__, "algorithms", "callbacks", "datamodules", "models"}
+    assert {*names} == {*fedbc_lightning.__all__, "algorithms", "callbacks", "datamodules", "models", "partition"}
     assert all(getattr(fedbc_lightning, name) for name in names)
 
 
