@@ -71,7 +71,7 @@ BUDGETS = {
     tuple(f"fedbc_lightning/{folder}" for folder in ("studies", "pages", "papers", "commands", "cli")): 38_819,
     # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways; 400 ask
     # the site's own search, a browser, and a count of long sentences about the pages.
-    ("tests",): 199_516,
+    ("tests",): 199_517,
 }
 CONFIG_LINES = 2_550
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change.
