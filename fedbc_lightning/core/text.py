@@ -55,6 +55,16 @@ class PrintableRecord(logging.LogRecord):
         return printable(super().getMessage())
 
 
+def called(client: int, names: Sequence[str] | None) -> str:
+    """Return what messages call a client: its number, and its name if it has one.
+
+    Example:
+        >>> called(1, None), called(1, ["Bern", "Oslo"]), called(-1, ["Bern"])
+        ('client 1', "client 1 ('Oslo')", 'client -1')
+    """
+    return f"client {client} ({names[client]!r})" if names and client >= 0 else f"client {client}"
+
+
 def shorten(names: Sequence[Any], limit: int = 10) -> str:
     """Return a list of the first ``limit`` names, and how many more there are.
 

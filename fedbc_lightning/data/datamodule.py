@@ -15,7 +15,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, Checked, at_least
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.text import shorten
+from fedbc_lightning.core.text import called, shorten
 from fedbc_lightning.data.datasets import (
     as_arrays,
     augment_of,
@@ -373,10 +373,9 @@ class FederatedDataModule(Checked, OuterDataModule):
         # The clients that are held out are asked for because of their checks alone.
         sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
-            names = self.client_names
-            empty = [f"{k} ({names[k]!r})" if names else k for k in np.flatnonzero(sizes == 0)]
+            empty = [called(k, self.client_names) for k in np.flatnonzero(sizes == 0).tolist()]
             raise ConfigurationError(
-                f"data: client {shorten(empty, 1)} has no training samples; give it some, leave "
+                f"data: {shorten(empty, 1)} has no training samples; give it some, leave "
                 "it out, or partition with a larger min_samples"
             )
         if self.drop_last and sizes.min() < self.batch_size:

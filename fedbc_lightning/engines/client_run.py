@@ -87,7 +87,7 @@ class ClientRun(ABC):
             batch_idx: Number of the batch in its epoch; None outside of batches.
             batch: The batch, or None if it could not be made.
         """
-        place = place_in_run(f"client {self.client}", self.bench.round)
+        place = place_in_run(self.client, self.bench.round, self.bench.datamodule.client_names)
         locate_step(error, place if batch_idx is None else f"{place}, batch {batch_idx}", batch)
 
     def begin(self, k: int, *, informs_module: bool = True) -> None:

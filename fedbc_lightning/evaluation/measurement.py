@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import read, upload
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.core.text import called
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -167,7 +168,7 @@ class SingleModels:
             The values of each task by name; tasks without data are left out.
         """
         models, results = what.models, dict[Task, dict[str, Any]]()
-        loaded = None
+        loaded, names = None, self.datamodule.client_names
         with self.evaluating(what.stage):
             for which, client in tasks:
                 loader = self.loader(what.split, client)
@@ -182,7 +183,7 @@ class SingleModels:
                 loaded = which
                 user, layout = self.engine.bench.user, self.engine.layout
                 user.best_metrics.key = f"{what.split} {which} {client}"
-                who = "data of all clients" if client < 0 else f"client {client}"
+                who = "data of all clients" if client < 0 else called(client, names)
                 user.place = place_in_run(f"{who}, {what.stage}", what.round)
                 # Compared for the first model alone; from then on, every client finds the buffers of z.
                 tensors = [] if results or self._writes_buffers else [place.tensor for place in layout.places]

@@ -297,7 +297,7 @@ class UserModule:
             with warnings_of_metrics() as said:
                 value = compute()
             client = self.shim.current_client
-            place = self.place if client is None else place_in_run(f"client {client}", self.shim.current_round)
+            place = self.place if client is None else place_in_run(client, self.shim.current_round)
             for text in {*said} - self._told:
                 self._told.add(text)
                 rank_zero_warn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fedbc_lightning.core.errors import ConfigurationError, locate
+from fedbc_lightning.core.text import called
 
 
 def refuse_loss(loss: Tensor, module: Module) -> None:
@@ -45,8 +46,15 @@ def locate_step(error: Exception, place: str, batch: Any = None) -> None:
     locate(error, place if batch is None else f"{place}: {forms(batch)}")
 
 
-def place_in_run(who: str, round: int) -> str:
-    """Return a client or several, and the round, for a note on an exception; trials before round 1 are in no round."""
+def place_in_run(who: int | str, round: int, names: Sequence[str] | None = None) -> str:
+    """Return a client or several, and the round, for a note on an exception; trials before round 1 are in no round.
+
+    Args:
+        who: Number of the client, or what is said of several.
+        round: Number of the round.
+        names: Names of all clients, if they have some.
+    """
+    who = called(who, names) if isinstance(who, int) else who
     return f"{who}, round {round}" if round else who
 
 

@@ -10,6 +10,7 @@ from helpers.boring import BoringData, BoringModel, Hidden, Linear, make_trainer
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from fedbc_lightning import SitesDataModule
 from fedbc_lightning.algorithms import FedAvg, PerFedAvg
 from fedbc_lightning.core.errors import ConfigurationError, notes_of
 
@@ -45,6 +46,15 @@ def stepping(change):
             return change(self, batch, super().training_step(batch, batch_idx))
 
     return Changed
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_client_with_a_name_is_called_by_it(tmp_path, engine):
+    sites = SitesDataModule({"Bern": TensorDataset(torch.randn(20, 10), torch.arange(20) % 3)}, test_fraction=0.2)
+    trainer = make_trainer(tmp_path, clients_per_round=1, engine=engine)
+    with pytest.raises(KeyError) as caught:
+        trainer.fit(type("Failing", (Linear,), {"training_step": fails})(), sites, FedAvg())
+    assert "client 0 ('Bern'), round 1" in str(notes_of(caught.value))
 
 
 class Broken(torch.utils.data.Dataset):

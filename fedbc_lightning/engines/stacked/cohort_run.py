@@ -110,7 +110,7 @@ class CohortRun:
 
     def place(self, row: int) -> str:
         """Return the client of a row and the round, for a note on an exception."""
-        return place_in_run(f"client {self.cohort.ids[row]}", self.bench.round)
+        return place_in_run(self.cohort.ids[row], self.bench.round, self.bench.datamodule.client_names)
 
     def _gradients(self, w: Tensor, stack: Stack, batch: Any, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
         self.stacked.check_step(self.w, batch)
