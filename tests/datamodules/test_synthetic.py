@@ -1,13 +1,13 @@
 """Synthetic(alpha, beta) and the synthetic regression: their formulas, and the draws of the public code."""
 
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import SyntheticDataModule, SyntheticRegressionDataModule
 from helpers.data_formats import ready
+from helpers.traced import traced_peak
 
 from fedbc_lightning.core.errors import ConfigurationError
 
@@ -31,10 +31,7 @@ def test_synthetic_shapes_and_sizes():
 
 
 def test_many_models_are_never_held_in_float64():
-    tracemalloc.start()
-    draw_synthetic(0, np.zeros(2000, int), 0.5, 0.5)
-    assert tracemalloc.get_traced_memory()[1] < 1.9 * 2000 * 61 * 10 * 4
-    tracemalloc.stop()
+    assert traced_peak(lambda: draw_synthetic(0, np.zeros(2000, int), 0.5, 0.5)) < 1.9 * 2000 * 61 * 10 * 4
 
 
 def test_synthetic_labels_and_inputs_follow_a_plain_loop():

@@ -1,10 +1,9 @@
 """What every partitioner keeps: each sample once, seeded, nobody empty, the impossible refused by name."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import yaml
+from helpers.traced import traced_peak
 from jsonargparse import ArgumentParser
 
 from fedbc_lightning import partition
@@ -137,11 +136,12 @@ def test_memory_is_proportional_to_the_data(partitioner):
     values = np.random.default_rng(0).permutation(SAMPLES) % (CLIENTS if partitioner.needs_clients else 100)
     if isinstance(partitioner, Dirichlet):
         values %= 2  # with 3 samples each, the shares of more classes hardly ever leave nobody without
-    tracemalloc.start()
-    parts = partitioner(values, seed=0)
-    train, test = split_partition(parts, values, 0.2, "shuffled", np.random.default_rng(0))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(parts) == len(train) == len(test) == CLIENTS
-    assert len(train.indices) + len(test.indices) == SAMPLES
-    assert peak < 12 * 8 * (SAMPLES + CLIENTS)
+    made = []
+
+    def make():
+        parts = partitioner(values, seed=0)
+        made.extend((parts, *split_partition(parts, values, 0.2, "shuffled", np.random.default_rng(0))))
+
+    assert traced_peak(make) < 12 * 8 * (SAMPLES + CLIENTS)
+    assert [len(part) for part in made] == [CLIENTS] * 3
+    assert len(made[1].indices) + len(made[2].indices) == SAMPLES
