@@ -112,11 +112,14 @@ def _names_under(root: Path) -> list[str]:
             raise ConfigurationError(
                 f"data.root: {where!r} leads to {first!r}, which was found before; remove the link"
             )
-        for path in (Path(where, name).relative_to(root) for name in files):
-            if not any(part.startswith(".") for part in path.parts):  # such as macOS's ._1.png
-                (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
-        if not (folders or files):
-            empty.append(Path(where).relative_to(root).as_posix())
+        here = Path(where).relative_to(root)
+        if any(part.startswith(".") for part in here.parts):
+            continue
+        paths = [here / name for name in files if not name.startswith(".")]  # such as macOS's ._1.png
+        for path in paths:
+            (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
+        if not (folders or paths):
+            empty.append(here.as_posix())
     if empty:
         rank_zero_info(f"'{root}': {len(empty):,} folders are empty: {shorten(sorted(empty), 3)}")
     if others:

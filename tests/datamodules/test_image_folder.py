@@ -162,7 +162,9 @@ def sites(root, *folders):
 
 
 def test_folders_of_sites_are_the_clients(tmp_path, caplog):
-    (tmp_path / "Rome").mkdir()
+    for name in ("Rome", ".hidden"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "Rome" / ".DS_Store").write_text("no image")
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(sites(tmp_path), layout=["client", "class"]))
     found = "30 images of 3 classes of 2 clients (9, 10), 8 x 8 pixels, RGB: cat, dog, owl\n"
