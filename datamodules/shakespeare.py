@@ -53,16 +53,6 @@ def encode_text(text: str) -> tuple[np.ndarray, int]:
     return np.where(unknown, np.uint8(UNKNOWN), codes), int(unknown.sum())
 
 
-def decode_text(codes: np.ndarray) -> str:
-    """Return the characters of numbers 0..79 ``(n,)``, e.g. of a model's predictions.
-
-    Example:
-        >>> decode_text(np.array([44, 67, 1, 54, 57]))
-        'To be'
-    """
-    return "".join(ALPHABET[code] for code in np.asarray(codes).tolist())
-
-
 def read_speeches(path: Path) -> dict[str, list[str]]:
     """Read the speeches of every role, with roles and speeches in the order of the play.
 

@@ -129,7 +129,8 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
     """
     if (lightnings := key.removeprefix("trainer.")) in LIGHTNING_ARGUMENTS and not path:
         return f"unknown key '{key}', an argument of lightning.Trainer: {advice(lightnings)}"
-    if meant := _near_form(key.rpartition(".")[2]):
+    section, last = key.partition(".")[0], key.rpartition(".")[2]
+    if meant := _near_form(last):
         return f"unknown key '{key}': did you mean {meant}?"
     inside = [f"{path}.{name}" for name in arguments_of(cls)] if cls else []
     candidates = [*inside, *keys]
@@ -137,22 +138,23 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
         candidates += [
             f"{place}.{name}"
             for place, base in PLACES.items()
-            if place != path
+            if place not in (path, key)
             for shipped in choices(base) if is_ours(shipped)
             for name in inspect.signature(shipped).parameters
         ]  # fmt: skip
     sections = {name.partition(".")[0] for name in keys}
-    last = key.rpartition(".")[2]
+    synonym = SYNONYMS.get(last, "")
     found = [name for name in dict.fromkeys(candidates) if name.rpartition(".")[2] == last and name != key]
-    if SYNONYMS.get(key, "").partition(".")[0] in sections:
-        found = [SYNONYMS[key]]
+    if (place := synonym.partition(".")[0]) in sections and section in (last, place):
+        found = [synonym]
     elif not found:
         by_last = {name.rpartition(".")[2]: name for name in reversed(candidates)}
-        similar = nearest(key, inside) or nearest(key, candidates) or by_last.get(nearest(last, by_last) or "")
-        found = [similar] if similar else []
+        # All keys of a section are alike in its name, so that whole keys must be nearly the same.
+        near = nearest(key, candidates, 0.87) or by_last.get(nearest(last, by_last, 0.7) or "")
+        found = [near] if near else []
     if found:
         return f"unknown key '{key}': did you mean {' or '.join(f'--{name}' for name in found[:3])}?"
-    beside = inside or [name for name in keys if name.startswith(key.partition(".")[0] + ".")] or sorted(sections)
+    beside = inside or [name for name in keys if name.startswith(f"{section}.")] or sorted(sections)
     return f"unknown key '{key}': there is {', '.join(beside)}"
 
 
@@ -188,13 +190,11 @@ def _about_value(message: str, path: str, value: str | None, bases: Mapping[str,
         literals = [word.strip(" '") for _, listed in expected for word in listed.split(",") if word]
         return f"{at}got '{value}'; give {' or '.join([*literals, *kinds])}"
     if message.startswith("the following arguments are required:"):
-        names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
-        example = "studies/digits.yaml" if "algorithms" in names else "digits.yaml"
-        options = " ".join(f"--{name} ..." for name in names.split(", "))
+        needed = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip().split(", ")
+        config = f"--config {'studies/digits.yaml' if 'algorithms' in needed else 'digits.yaml'}"
         # Which client and round are meant no config says.
-        if {"client", "round"}.intersection(names.split(", ")):
-            return f"missing: {names}. Give {options}"
-        return f"missing: {names}. Give a --config, such as --config {example}, or {options}"
+        how = "" if {"client", "round"}.intersection(needed) else f"a --config, such as {config}, or "
+        return f"missing: {', '.join(needed)}. Give {how}{' '.join(f'--{name} ...' for name in needed)}"
     lines = [line.strip() for line in _KEY.sub("", message).splitlines()]
     told = dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line))
     return at + ("; ".join(told) or " ".join(lines))
@@ -210,7 +210,8 @@ def _no_class(name: str, base: type, *, exists: bool) -> str:
     ours = [key for key, cls in known.items() if is_ours(cls)]
     every = [*known, *sorted(cls.__name__ for cls in subclasses(base) if not cls.__name__.startswith("_"))]
     suffix = base.__name__.removeprefix("Lightning")  # Digits is meant for DigitsDataModule
-    meant = name if nearest(name, every) else name + suffix
+    without = {key.removesuffix(suffix): key for key in every}
+    meant = without.get(nearest(name.removesuffix(suffix), without) or "", name)
     return f"no class '{name}'; {did_you_mean(meant, every, 'there are ' + ', '.join(ours or every))}"
 
 

@@ -15,7 +15,6 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.table import Table
 
-from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.cli.classes import find_class, load
 from fedbc_lightning.cli.command_arguments import PROG, check_syntax
 from fedbc_lightning.cli.federated import FederatedCLI
@@ -242,11 +241,8 @@ class Adoption:
         cls = find_class(path, AnyCallback)
         name, kind = f"trainer.callbacks: {path.rpartition('.')[2]}", cls and refused_kind(cls)
         if cls in both(ModelCheckpoint) and arguments.get("monitor") is not None:
-            monitor, mode = arguments.pop("monitor"), arguments.pop("mode", "min")
-            yield {
-                "class_path": f"fedbc_lightning.callbacks.{RoundCheckpoint.__name__}",
-                "init_args": {"monitor": monitor, "mode": mode},
-            }
+            init_args = {"monitor": arguments.pop("monitor"), "mode": arguments.pop("mode", "min")}
+            yield {"class_path": "fedbc_lightning.callbacks.RoundCheckpoint", "init_args": init_args}
             defaults = inspect.signature(ModelCheckpoint).parameters
             left = ", ".join(k for k, value in arguments.items() if k not in defaults or value != defaults[k].default)
             more = f" Without {left}." if left else ""

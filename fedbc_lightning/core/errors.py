@@ -86,8 +86,8 @@ def in_one_line(before: str, after: str = "") -> Iterator[None]:
         raise ConfigurationError(f"{before}{first_line(error)}{after}") from error
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most similar to an unknown one, or None if no word is similar.
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most similar to an unknown one, or None if none has a similarity of ``cutoff``.
 
     Example:
         >>> nearest("dual_ir", ["dual_lr", "dual_min"]), nearest("fedbc", ["FedAvg", "FedBC"]), nearest("x", ["FedBC"])
@@ -95,7 +95,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     names = list(known)
     lower = {name.lower(): name for name in names}
-    found = difflib.get_close_matches(word, names, n=1) or difflib.get_close_matches(word.lower(), lower, n=1)
+    close = difflib.get_close_matches
+    found = close(word, names, 1, cutoff) or close(word.lower(), lower, 1, cutoff)
     return lower.get(found[0], found[0]) if found else None
 
 

@@ -56,13 +56,14 @@ class PrintableRecord(logging.LogRecord):
 
 
 def called(client: int, names: Sequence[str] | None) -> str:
-    """Return what messages call a client: its number, and its name if it has one.
+    """Return what messages call a client: its number, and its name if that says more.
 
     Example:
-        >>> called(1, None), called(1, ["Bern", "Oslo"]), called(-1, ["Bern"])
-        ('client 1', "client 1 ('Oslo')", 'client -1')
+        >>> called(1, None), called(1, ["Bern", "Oslo"]), called(1, ["0", "1"]), called(-1, ["Bern"])
+        ('client 1', "client 1 ('Oslo')", 'client 1', 'client -1')
     """
-    return f"client {client} ({names[client]!r})" if names and client >= 0 else f"client {client}"
+    has_name = names and client >= 0 and names[client] != str(client)
+    return f"client {client} ({names[client]!r})" if has_name else f"client {client}"
 
 
 def shorten(names: Sequence[Any], limit: int = 10) -> str:

@@ -65,8 +65,8 @@ class OwnBatches(Dataset):
             if is_read_once or is_data or not hasattr(loader, "__iter__"):
                 raise ConfigurationError(
                     f"{where}: {type(loader).__name__} {'can be read once, so it ' * is_read_once}is no loader of "
-                    "batches; give a Dataset, such as TensorDataset(X, y), a DataLoader, or several loaders in a list "
-                    "or dict"
+                    "batches; give a Dataset alone, such as TensorDataset(X, y), a DataLoader, or several "
+                    "DataLoaders in a list or dict"
                 )
         # As in Lightning, where a loader with fewer batches than its len() says ends earlier
         combined.limits = [float("inf") if (n := sized_len(each)) is None else n for each in combined.flattened]

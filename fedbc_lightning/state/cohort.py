@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -208,7 +209,7 @@ class Cohort:
     @property
     def valid_positions(self) -> list[int]:
         """The :attr:`positions` of the valid clients."""
-        return [position for position, is_valid in zip(self.positions, self.valid.tolist(), strict=True) if is_valid]
+        return [*compress(self.positions, self.valid.tolist())]
 
     def of_valid(self, values: Tensor) -> Tensor:
         """Return the rows of the valid clients in `values` (K, ...)."""
@@ -291,6 +292,6 @@ class Cohort:
 
     def write_back(self, store: ClientStore) -> None:
         """Stage the values of the valid clients in the store."""
-        clients = [client for client, is_valid in zip(self.ids, self.valid.tolist(), strict=True) if is_valid]
+        clients = [*compress(self.ids, self.valid.tolist())]
         for name, values in self._staged.items():
             store.stage(name, clients, self.of_valid(values))

@@ -29,7 +29,8 @@ MISTAKES = {
     f"{FIT} --max_epochs 3": "unknown key 'max_epochs', an argument of lightning.Trainer: use max_rounds and local_ep",
     f"{FIT} --seed 3": "did you mean --seed_everything?",
     f"{FIT} --lr 0.1": "did you mean --model.lr or --algorithm.lr?",
-    f"{FIT} max_rounds=3": "unknown key 'max_rounds': did you mean --trainer.max_rounds?",
+    f"{FIT} --algorithm.rho 3": "unknown key 'algorithm.rho': there is algorithm.weighting",
+    f"{FIT} --trainer.rounds 3": "unknown key 'trainer.rounds': did you mean --trainer.max_rounds?",
     f"{FIT} trainer.max_rounds=3": "'trainer.max_rounds=3' is no option; did you mean --trainer.max_rounds 3?",
     "fit --config digits.yaml --data.num_clients 5": "did you mean --data.partitioner.num_clients?",
     # values
@@ -43,6 +44,8 @@ MISTAKES = {
     # classes
     f"{FIT} --algorithm FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
     "fit --algorithm.help FedPox": "algorithm: no class 'FedPox'; did you mean 'FedProx'?",
+    f"{FIT} --data Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
+    "fit --config digits.yaml --data.partitioner 10": "data.partitioner: no class '10'; there are",
     f"{FIT} --algorithm Xyzzy": "no class 'Xyzzy'; there are APFL, Centralized, Composed, Ditto, FedADMM,",
     f"{FIT} --config rule.yaml": "algorithm.server_callbacks.rule: no class 'Krumm'; did you mean 'Krum'?",
     f"{FIT} --model torch.nn.Linear": "model: torch.nn.Linear is not a LightningModule",

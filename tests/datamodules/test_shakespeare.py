@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fedbc_lightning.datamodules import ShakespeareDataModule
-from fedbc_lightning.datamodules.shakespeare import ALPHABET, decode_text, encode_text, read_speeches
+from fedbc_lightning.datamodules.shakespeare import ALPHABET, encode_text, read_speeches
 from helpers.data_formats import ready as set_up
 from helpers.text_formats import write_leaf
 
@@ -78,6 +78,10 @@ def test_what_is_no_play(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=rf"data\.path='.*book\.txt': {message}.*; expected plain text"):
         ready(path)
+
+
+def decode_text(codes):
+    return "".join(map(ALPHABET.__getitem__, codes.tolist()))
 
 
 def test_alphabet():

@@ -48,7 +48,7 @@ DATA = {
     "{class_path: Explicit, init_args: {path: parts.json}}}",
 }
 """A config's data by the file that is broken."""
-WRONG_STEP = r"(client \d+|data of all clients), .*batch \d+"
+WRONG_STEP = r"(client \d+( \('.+'\))?|data of all clients), .*batch \d+"
 """What is said of the place of a step that fails."""
 RUN = """\
 trainer: {max_rounds: 2, clients_per_round: 2, name: broken, accelerator: cpu, devices: 1, logger: false,
