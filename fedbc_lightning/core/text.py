@@ -62,8 +62,8 @@ def called(client: int, names: Sequence[str] | None) -> str:
         >>> called(1, None), called(1, ["Bern", "Oslo"]), called(1, ["0", "1"]), called(-1, ["Bern"])
         ('client 1', "client 1 ('Oslo')", 'client 1', 'client -1')
     """
-    has_name = names and client >= 0 and names[client] != str(client)
-    return f"client {client} ({names[client]!r})" if has_name else f"client {client}"
+    name = names[client] if names and client >= 0 else str(client)
+    return f"client {client}" if name == str(client) else f"client {client} ({name!r})"
 
 
 def shorten(names: Sequence[Any], limit: int = 10) -> str:

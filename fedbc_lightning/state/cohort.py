@@ -255,8 +255,10 @@ class Cohort:
 
     def squared_distance(self, center: Tensor) -> Tensor:
         """Return ‖w_i − center‖² of each client, (K,) in the wide dtype; `center` is (d,)."""
-        differences = (w - c for w, c in pieces(self.w, center))
-        return torch.stack([each.to(wide_dtype(each.device)).square_().sum(dim=1) for each in differences]).sum(dim=0)
+        wide = wide_dtype(self.w.device)
+        # A norm that sums in float64 takes a quarter of the time of a copy in float64, and its square.
+        norms = [torch.linalg.vector_norm(w - c, dim=1, dtype=wide) for w, c in pieces(self.w, center)]
+        return torch.stack(norms).square_().sum(dim=0)
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""

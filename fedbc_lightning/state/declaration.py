@@ -262,10 +262,11 @@ class ServerState:
         check_tensor(call, value, current.shape)
         # Sums are float64; z keeps its dtype, so that a checkpoint and the clients' copies hold the same bits.
         staged = value.detach().to(current.dtype, copy=True, memory_format=torch.contiguous_format)
-        # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it. Nobody asks whether
-        # there is any: a GPU would be waited for.
+        # A mask's -inf has no mean, difference or product with 0, but all who hold it agree on it. Only a CPU is asked
+        # whether there is any: a GPU would be waited for.
         for new, now in pieces(staged.reshape(-1), current.reshape(-1)):
-            new.copy_(torch.where(new.isnan() & ~now.isfinite(), now, new))
+            if not (new.is_cpu and new.sum().isfinite()):
+                new.copy_(torch.where(new.isnan() & ~now.isfinite(), now, new))
         self._staged[name] = staged
 
     def stage_model(self, model: Tensor) -> None:
