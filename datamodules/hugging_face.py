@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
@@ -76,7 +76,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         path: str,
         text: str | None = None,
         tokenizer: str | None = None,
-        max_length: Annotated[int, at_least(1)] = 128,
+        max_length: Count = 128,
         *,
         columns: list[str] | None = None,
         label: str | None = None,

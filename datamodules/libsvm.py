@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedbc_lightning.core.checks import above, at_least
+from fedbc_lightning.core.checks import Count, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.text import shorten
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
@@ -47,8 +47,8 @@ class LibSVMDataModule(IndexedDataModule):
         path: str | Path,
         partitioner: Partitioner | None = None,
         *,
-        num_features: Annotated[int, at_least(1)] | None = None,
-        row_norm: Annotated[float, above(0)] | None = None,
+        num_features: Count | None = None,
+        row_norm: Positive | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(partitioner or IID(5), **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import Count, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import natural_clients
@@ -60,7 +60,7 @@ class Sent140DataModule(IndexedDataModule):
         path: str | Path,
         partitioner: Partitioner | None = None,
         *,
-        sequence_length: Annotated[int, at_least(1)] = 25,
+        sequence_length: Count = 25,
         vocabulary_size: Annotated[int, at_least(3)] = 10_000,
         **kwargs: Any,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.splits import SplitOrder, split_partition
@@ -132,8 +132,8 @@ class ShakespeareDataModule(IndexedDataModule):
         partitioner: Partitioner | None = None,
         *,
         targets: Literal["all", "last"] | None = None,
-        sequence_length: Annotated[int, at_least(1)] = 80,
-        stride: Annotated[int, at_least(1)] | None = None,
+        sequence_length: Count = 80,
+        stride: Count | None = None,
         test_fraction: float | None = None,
         split_order: SplitOrder = "ordered",
         **kwargs: Any,

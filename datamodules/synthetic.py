@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.checks import Count, NotNegative, at_least
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Natural
@@ -58,11 +58,11 @@ class SyntheticDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        alpha: Annotated[float, at_least(0)] = 0.5,
-        beta: Annotated[float, at_least(0)] = 0.5,
-        num_clients: Annotated[int, at_least(1)] = 30,
+        alpha: NotNegative = 0.5,
+        beta: NotNegative = 0.5,
+        num_clients: Count = 30,
         iid: bool = False,
-        dimension: Annotated[int, at_least(1)] = 60,
+        dimension: Count = 60,
         num_classes: Annotated[int, at_least(2)] = 10,
         style: Literal["own", "public"] = "own",
         **kwargs: Any,
@@ -189,9 +189,9 @@ class SyntheticRegressionDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        num_clients: Annotated[int, at_least(1)] = 10,
-        samples_per_client: Annotated[int, at_least(1)] = 100,
-        dimension: Annotated[int, at_least(1)] = 1000,
+        num_clients: Count = 10,
+        samples_per_client: Count = 100,
+        dimension: Count = 1000,
         *,
         test_fraction: float | None = 0.5,
         batch_size: int = 10,

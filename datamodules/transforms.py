@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import at_least, checked, within
+from fedbc_lightning.core.checks import Count, UnitInterval, checked
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 
 CPU = torch.device("cpu")
@@ -122,7 +121,7 @@ class RandomCrop(BatchAugmentation):
             CIFAR-10.
     """
 
-    def __init__(self, padding: Annotated[int, at_least(1)]) -> None:
+    def __init__(self, padding: Count) -> None:
         super().__init__()
         self.padding = padding
 
@@ -145,7 +144,7 @@ class RandomHorizontalFlip(BatchAugmentation):
         probability: Probability that an image is mirrored, in [0, 1].
     """
 
-    def __init__(self, probability: Annotated[float, within(0, 1)] = 0.5) -> None:
+    def __init__(self, probability: UnitInterval = 0.5) -> None:
         super().__init__()
         self.probability = probability
 

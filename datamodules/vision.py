@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import FINITE, at_least, within
+from fedbc_lightning.core.checks import Count, FiniteNotNegative, UnitInterval
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partition, Partitioner, PowerLaw
@@ -378,8 +378,8 @@ class MNISTRobustDataModule(MNISTDataModule):
     def __init__(
         self,
         root: str | Path = "data",
-        num_clients: Annotated[int, at_least(1)] = 10,
-        negated_fraction: Annotated[float, within(0, 1)] | None = None,
+        num_clients: Count = 10,
+        negated_fraction: UnitInterval | None = None,
         test_fraction: float = 0.5,
         download: bool = True,
         **kwargs: Any,
@@ -435,8 +435,8 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
     def __init__(
         self,
         root: str | Path = "data",
-        num_clients: Annotated[int, at_least(1)] = 10,
-        noise_scale: Annotated[float, at_least(0), FINITE] = 0.5,
+        num_clients: Count = 10,
+        noise_scale: FiniteNotNegative = 0.5,
         negated_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import NotNegative, above, within
+from fedbc_lightning.core.checks import FiniteNotNegative, NotNegative, above, within
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
-from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
+from fedbc_lightning.server.arrived_updates import StalenessKind
 from fedbc_lightning.state import Cohort, ServerState
 
 
@@ -68,8 +68,8 @@ class FedAsync(FederatedAlgorithm):
         mixing: Annotated[float, above(0), within(0, 1)] = 0.6,
         rho: NotNegative = 0.005,
         staleness: StalenessKind = "polynomial",
-        staleness_a: StalenessNumber = 0.5,
-        staleness_b: StalenessNumber = 4.0,
+        staleness_a: FiniteNotNegative = 0.5,
+        staleness_b: FiniteNotNegative = 4.0,
     ) -> None:
         self.mixing, self.rho = mixing, rho
         self.staleness = Staleness(staleness, staleness_a, staleness_b)

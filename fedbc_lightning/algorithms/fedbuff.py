@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import Count, Positive
+from fedbc_lightning.core.checks import Count, FiniteNotNegative, Positive
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
-from fedbc_lightning.server.arrived_updates import StalenessKind, StalenessNumber
+from fedbc_lightning.server.arrived_updates import StalenessKind
 
 
 class FedBuff(FederatedAlgorithm):
@@ -64,8 +64,8 @@ class FedBuff(FederatedAlgorithm):
         buffer_size: Count = 10,
         server_lr: Positive = 1.0,
         staleness: StalenessKind = "polynomial",
-        staleness_a: StalenessNumber = 0.5,
-        staleness_b: StalenessNumber = 4.0,
+        staleness_a: FiniteNotNegative = 0.5,
+        staleness_b: FiniteNotNegative = 4.0,
     ) -> None:
         self.buffer_size, self.server_lr = buffer_size, server_lr
         # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import SHARE, Fraction, NotNegative, Positive, above, at_least
+from fedbc_lightning.core.checks import Fraction, NotNegative, OpenFraction, Positive, at_least
 from fedbc_lightning.local import Armijo, Engine
 from fedbc_lightning.server import FrankWolfe, LargestClientStep, ServerCallback
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
@@ -69,7 +69,7 @@ class FedLiLS(FedAvg):
         self,
         server_step: Literal["max", "convex"] = "max",
         sufficient_decrease: Positive = 0.1,
-        shrink: Annotated[float, above(0), SHARE] = 0.9,
+        shrink: OpenFraction = 0.9,
         growth: Annotated[float, at_least(1)] = 2.0,
         max_step: Positive = 10.0,
         **fedavg: Any,

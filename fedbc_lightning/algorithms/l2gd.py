@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import SHARE, Count, NotNegative, Positive, above
+from fedbc_lightning.core.checks import Count, NotNegative, OpenFraction, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Engine, LooplessSteps
 from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
@@ -99,7 +97,7 @@ class L2GD(FederatedAlgorithm):
     has_gradient_table = False
     num_sampled: int | None = None
 
-    def __init__(self, penalty: NotNegative, probability: Annotated[float, above(0), SHARE], lr: Positive) -> None:
+    def __init__(self, penalty: NotNegative, probability: OpenFraction, lr: Positive) -> None:
         self.penalty, self.lr = penalty, lr
         self.coin = Coin(probability)
 

@@ -60,9 +60,14 @@ POSITIVE_SHARE = Bound(lambda value: 0 < value <= 1, "in (0, 1]")
 FINITE = Bound(math.isfinite, "that is finite")
 
 Count = Annotated[int, at_least(1)]
+Number = Annotated[int, at_least(0)]
 Fraction = Annotated[float, SHARE]
+OpenFraction = Annotated[float, above(0), SHARE]
+Share = Annotated[float, POSITIVE_SHARE]
 NotNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
+FiniteNotNegative = Annotated[NotNegative, FINITE]
+FinitePositive = Annotated[Positive, FINITE]
 UnitInterval = Annotated[float, within(0, 1)]
 
 Made = TypeVar("Made", bound=type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import SHARE, Checked, at_least
+from fedbc_lightning.core.checks import Checked, Count, Fraction, Number
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.text import called, shorten
@@ -100,12 +100,12 @@ class FederatedDataModule(Checked, OuterDataModule):
 
     def __init__(
         self,
-        batch_size: Annotated[int, at_least(1)] = 32,
+        batch_size: Count = 32,
         *,
-        eval_batch_size: Annotated[int, at_least(1)] = 512,
-        val_fraction: Annotated[float, SHARE] = 0.0,
+        eval_batch_size: Count = 512,
+        val_fraction: Fraction = 0.0,
         heldout_clients: int | float | list[str | int] | None = None,
-        num_workers: Annotated[int, at_least(0)] = 0,
+        num_workers: Number = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
         collate_fn: Callable[[list], Any] | None = None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.core.hooks import DataHooks
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fedbc_lightning.core.checks import SHARE, at_least
+from fedbc_lightning.core.checks import Count, Fraction
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.text import shorten
@@ -107,9 +107,9 @@ class SitesDataModule(FederatedDataModule):
         *,
         names: Sequence[str] | None = None,
         sizes: Sequence[int] | Mapping[str, int] | None = None,
-        test_fraction: Annotated[float, SHARE] = 0.0,
-        batch_size: Annotated[int, at_least(1)] | None = None,
-        eval_batch_size: Annotated[int, at_least(1)] | None = None,
+        test_fraction: Fraction = 0.0,
+        batch_size: Count | None = None,
+        eval_batch_size: Count | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(train, Mapping) and names is None:

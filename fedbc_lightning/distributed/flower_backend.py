@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from fedbc_lightning.core.checks import above, at_least
+from fedbc_lightning.core.checks import NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
 from fedbc_lightning.distributed.flower_messages import content_of, parts_of
@@ -61,8 +61,8 @@ class Flower(Backend):
 
     def __init__(
         self,
-        timeout: Annotated[float, above(0)] | None = None,
-        wait: Annotated[float, at_least(0)] = 120.0,
+        timeout: Positive | None = None,
+        wait: NotNegative = 120.0,
         keeps_rows: bool = True,
         keep_messages: bool = False,
     ) -> None:

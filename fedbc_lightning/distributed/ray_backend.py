@@ -13,12 +13,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from unittest import mock
 
 from lightning.fabric.utilities import rank_zero_only
 
-from fedbc_lightning.core.checks import Count, at_least
+from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import FRAMEWORKS, ConfigurationError, add_note, in_one_line, needs, notes_of
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.text import shorten
@@ -55,7 +55,7 @@ class Ray(Backend):
     def __init__(
         self,
         num_actors: Count | None = None,
-        gpus_per_actor: Annotated[float, at_least(0)] | None = None,
+        gpus_per_actor: NotNegative | None = None,
         clients_per_message: Count | None = None,
         address: str | None = None,
         keep_messages: bool = False,

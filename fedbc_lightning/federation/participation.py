@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.checks import SHARE, checked
+from fedbc_lightning.core.checks import Fraction, checked
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.secret import read_secret
@@ -132,8 +132,8 @@ class Stragglers:
         Li et al. 2020, "Federated Optimization in Heterogeneous Networks", section 5.2.
     """
 
-    fraction: Annotated[float, SHARE] = 0.0
-    dropout: Annotated[float, SHARE] = 0.0
+    fraction: Fraction = 0.0
+    dropout: Fraction = 0.0
     partial_work: Literal["method", "used", "dropped"] = "method"
 
     def __post_init__(self) -> None:

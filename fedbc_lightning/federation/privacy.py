@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, checked
+from fedbc_lightning.core.checks import FINITE, FinitePositive, OpenFraction, at_least, checked
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError, needs
 from fedbc_lightning.core.metric_names import EPSILON
@@ -66,10 +66,10 @@ class Privacy:
         2021, "Differentially Private Learning with Adaptive Clipping", Algorithm 1.
     """
 
-    clip: Annotated[float, above(0), FINITE]
+    clip: FinitePositive
     noise_multiplier: Annotated[float, at_least(LEAST_NOISE), FINITE]
-    delta: Annotated[float, above(0), SHARE]
-    adaptive_clip: Annotated[float | None, above(0), SHARE] = None
+    delta: OpenFraction
+    adaptive_clip: OpenFraction | None = None
     secret: str = field(default="", repr=False)  # env:A and file:B may hold the same
 
     def __post_init__(self) -> None:

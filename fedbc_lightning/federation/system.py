@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, check_arguments, checked, within
+from fedbc_lightning.core.checks import FinitePositive, UnitInterval, above, check_arguments, checked, within
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
@@ -26,7 +26,7 @@ class Lognormal:
         sigma: Standard deviation of their logarithm, in [0, 10]; with 1.0 a tenth of clients lies above 3.6 medians.
     """
 
-    median: Annotated[float, above(0), FINITE]
+    median: FinitePositive
     sigma: Annotated[float, within(0, 10)] = 1.0
 
 
@@ -42,8 +42,8 @@ class Diurnal:
     """
 
     share: Annotated[float, above(0), within(0, 1)] = 0.5
-    period: Annotated[float, above(0), FINITE] = 86400.0
-    spread: Annotated[float, within(0, 1)] = 1.0
+    period: FinitePositive = 86400.0
+    spread: UnitInterval = 1.0
 
 
 @checked("trainer.system")
@@ -80,11 +80,11 @@ class System:
 
     # Path makes jsonargparse leave a path as it is: where only str stands beside a dataclass, it reads the file as a
     # config of the dataclass, and gives its content in place of the path.
-    compute: Annotated[float, above(0), FINITE] | Lognormal | str | Path = 1.0
-    bandwidth_up: Annotated[float, above(0), FINITE] | Lognormal | str | Path | None = None
-    bandwidth_down: Annotated[float, above(0), FINITE] | Lognormal | str | Path | None = None
+    compute: FinitePositive | Lognormal | str | Path = 1.0
+    bandwidth_up: FinitePositive | Lognormal | str | Path | None = None
+    bandwidth_down: FinitePositive | Lognormal | str | Path | None = None
     availability: Diurnal | str | Path | None = None
-    deadline: Annotated[float | None, above(0), FINITE] = None
+    deadline: FinitePositive | None = None
     late: Literal["dropped", "partial"] = "dropped"
 
     def __post_init__(self) -> None:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import Checked, at_least, check_arguments
+from fedbc_lightning.core.checks import Checked, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, in_one_line
 from fedbc_lightning.core.files import check_unpacked, open_file, replacing
-
-NumClients = Annotated[int, at_least(1)]
 
 
 class Partition(Sequence[np.ndarray]):

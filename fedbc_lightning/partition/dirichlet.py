@@ -8,13 +8,11 @@ from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, above, at_least, checked
+from fedbc_lightning.core.checks import Count, FinitePositive, checked
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.base import Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, shuffled_by_class
 from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
-
-Concentration = Annotated[float, above(0), FINITE]
 
 MAX_DRAWS = 1000  # until every client has min_samples
 MAX_SHARES_DRAWN = 10**8  # clients x classes x draws
@@ -42,9 +40,9 @@ class Dirichlet(Partitioner):
         1000
     """
 
-    num_clients: NumClients
-    alpha: Concentration = 0.5
-    min_samples: Annotated[int, at_least(1)] = 10
+    num_clients: Count
+    alpha: FinitePositive = 0.5
+    min_samples: Count = 10
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Split each class by its own draw of shares, again until every client has ``min_samples``.
@@ -111,8 +109,8 @@ class InnerDirichlet(Partitioner):
         [20, 30, 50]
     """
 
-    num_clients: NumClients
-    alpha: Concentration = 0.5
+    num_clients: Count
+    alpha: FinitePositive = 0.5
     sizes: Sequence[int] | None = None
     size_spread: Annotated[float, SPREAD] = 0.0
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, checked
+from fedbc_lightning.core.checks import Count, checked
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.base import Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion, check_num_classes, shuffled_by_class
 from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
 
@@ -45,8 +45,8 @@ class ClassesPerClient(Partitioner):
         [3, 3, 3, 3]
     """
 
-    num_clients: NumClients
-    classes_per_client: Annotated[int, at_least(1)] = 2
+    num_clients: Count
+    classes_per_client: Count = 2
     size_spread: Annotated[float, SPREAD] = 0.0
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
@@ -144,8 +144,8 @@ class Shards(Partitioner):
         [[2, 3], [0, 1]]
     """
 
-    num_clients: NumClients
-    shards_per_client: Annotated[int, at_least(1)] = 2
+    num_clients: Count
+    shards_per_client: Count = 2
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Cut the samples, sorted by class, into shards, and give random shards to each client.

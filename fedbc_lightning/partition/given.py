@@ -7,13 +7,13 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import at_least, checked
+from fedbc_lightning.core.checks import Count, checked
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, SavedPartition, check_enough_samples
+from fedbc_lightning.partition.base import Partition, Partitioner, SavedPartition, check_enough_samples
 from fedbc_lightning.partition.dealing import count_labels
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Natural(Partitioner):
     needs_clients: ClassVar[bool] = True
     complete: ClassVar[bool] = False
 
-    num_clients: NumClients | None = None
-    min_samples: Annotated[int, at_least(1)] = 1
+    num_clients: Count | None = None
+    min_samples: Count = 1
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Keep the clients with at least ``min_samples`` samples, or ``num_clients`` of these.

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least, checked
+from fedbc_lightning.core.checks import FINITE, Count, Number, at_least, checked
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.base import Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import check_num_classes, shuffled_by_class
 
 
@@ -49,11 +49,11 @@ class PowerLaw(Partitioner):
         [67, 133, 267, 533]
     """
 
-    num_clients: NumClients
-    classes_per_client: Annotated[int, at_least(1)] = 2
+    num_clients: Count
+    classes_per_client: Count = 2
     exponent: Annotated[float, at_least(1), FINITE] = 1.2
     style: Literal["own", "public"] = "own"
-    seed: Annotated[int, at_least(0)] | None = None
+    seed: Number | None = None
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
         """Fill clients of :func:`power_law_sizes`, the smallest first, each from the classes in a random order.

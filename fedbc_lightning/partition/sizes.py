@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FINITE, at_least, checked, within
-from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.core.checks import FINITE, Count, at_least, checked, within
+from fedbc_lightning.partition.base import Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion
 
 # Of the sigma of log-normal sizes. With 10 the largest of 100 clients already holds 89 % of the samples (the median of
@@ -55,7 +55,7 @@ class IID(SizesPartitioner):
         [4, 3, 3]
     """
 
-    num_clients: NumClients
+    num_clients: Count
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Return equal sizes; nothing is drawn."""
@@ -81,9 +81,9 @@ class LogNormalSizes(SizesPartitioner):
         [202, 156, 339, 198, 105]
     """
 
-    num_clients: NumClients
+    num_clients: Count
     sigma: Annotated[float, SPREAD] = 1.0
-    min_samples: Annotated[int, at_least(1)] = 1
+    min_samples: Count = 1
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Draw the sizes.
@@ -111,7 +111,7 @@ class LinearSizes(SizesPartitioner):
         [10, 20, 30, 40]
     """
 
-    num_clients: NumClients
+    num_clients: Count
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to k = 1..N; nothing is drawn."""
@@ -137,7 +137,7 @@ class ExponentialSizes(SizesPartitioner):
         [10, 20, 40, 80]
     """
 
-    num_clients: NumClients
+    num_clients: Count
     base: Annotated[float, at_least(1), FINITE] = 1.2
 
     def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:

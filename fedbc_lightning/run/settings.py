@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, checked, shown
+from fedbc_lightning.core.checks import Count, NotNegative, Number, Positive, Share, checked, shown
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import AnyPath, refuse_url, url_of
 from fedbc_lightning.core.lightning_arguments import advice
@@ -25,9 +25,6 @@ from fedbc_lightning.federation.participation import ClientSampler, Stragglers, 
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.system import System
 from fedbc_lightning.state.declaration import BufferPolicy
-
-Number = Annotated[int, at_least(0)]
-Share = Annotated[float, POSITIVE_SHARE]
 
 # Marks what changes no number of a run, such as its name: a resumed run may have another value without a warning.
 FREE = "free"
@@ -175,7 +172,7 @@ class RunSettings:
     eval_test: Annotated[bool, FREE] = True
     eval_clients: Number | Share | Literal["all"] | None = None
     heldout_finetune_steps: Number = 0
-    gradient_clip_val: Annotated[float, at_least(0)] | None = None
+    gradient_clip_val: NotNegative | None = None
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     accumulate_grad_batches: Count = 1
     buffers: BufferPolicy = "average"

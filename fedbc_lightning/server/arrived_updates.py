@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import FINITE, at_least
+from fedbc_lightning.core.checks import FiniteNotNegative
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
 StalenessKind = Literal["constant", "polynomial", "hinge"]
-StalenessNumber = Annotated[float, at_least(0), FINITE]
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Staleness:
     """
 
     kind: StalenessKind = "constant"
-    a: StalenessNumber = 0.5
-    b: StalenessNumber = 4
+    a: FiniteNotNegative = 0.5
+    b: FiniteNotNegative = 4
 
     def __call__(self, staleness: int) -> float:
         """Return the weight of an update."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least
+from fedbc_lightning.core.checks import FINITE, FiniteNotNegative, Fraction, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
@@ -46,10 +46,10 @@ class DualAscent(ServerCallback):
 
     def __init__(
         self,
-        dual_lr: Annotated[float, at_least(0), FINITE],
+        dual_lr: FiniteNotNegative,
         dual_init: Annotated[float, FINITE] = 0.0,
         tolerance: NotNegative | list[NotNegative] | Literal["learned"] = "learned",
-        tolerance_lr: Annotated[float, at_least(0), FINITE] | None = None,
+        tolerance_lr: FiniteNotNegative | None = None,
         dual_min: NotNegative = 0.0,
         dual_max: NotNegative = math.inf,
         dual_momentum: Fraction = 0.0,

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.core.checks import FINITE, Checked, Count, NotNegative, Positive, above, at_least, below
+from fedbc_lightning.core.checks import Checked, Count, FinitePositive, NotNegative, Number, Positive, at_least, below
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state import ServerState, StateDeclaration
@@ -221,7 +221,7 @@ class Krum(RobustRule):
         ConfigurationError: f is not a whole number ≥ 0.
     """
 
-    def __init__(self, num_byzantine: Annotated[int, at_least(0)] = 1) -> None:
+    def __init__(self, num_byzantine: Number = 1) -> None:
         self.num_byzantine = num_byzantine
 
     def check(self, num_sampled: int) -> None:
@@ -293,9 +293,7 @@ class GeometricMedian(RobustRule):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self, smoothing: Annotated[float, above(0), FINITE] = 1e-5, max_iter: Count = 100, rtol: NotNegative = 1e-6
-    ) -> None:
+    def __init__(self, smoothing: FinitePositive = 1e-5, max_iter: Count = 100, rtol: NotNegative = 1e-6) -> None:
         self.smoothing, self.max_iter, self.rtol = smoothing, max_iter, rtol
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:

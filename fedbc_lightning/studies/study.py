@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, checked
+from fedbc_lightning.core.checks import Count, Share, above, below, checked
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.files import refuse_url
 from fedbc_lightning.core.machine import num_cores
@@ -102,7 +102,7 @@ class Study:
     confidence: Annotated[float, above(0), below(1)] = 0.95
     papers: dict[str, Paper] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    scale: Annotated[float, POSITIVE_SHARE] = 1.0
+    scale: Share = 1.0
     workers: Count | None = None
     threads: Count = 1
     backend: Literal["here", "slurm", "local", "ray"] = "here"
