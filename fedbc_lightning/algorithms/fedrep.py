@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
@@ -12,7 +11,22 @@ from fedbc_lightning.local import Engine, FineTuning
 from fedbc_lightning.state import Cohort, ServerState
 
 
-class FedRep(FedAvg):
+class _WithHead(FedAvg):
+    """Base class of methods in which a part of the model, its head, stays with each client."""
+
+    def check(self, engine: Engine) -> None:
+        """Raise if all parameters are shared.
+
+        Raises:
+            ConfigurationError: ``trainer.local_parameters`` names none.
+        """
+        if not engine.layout.num_kept:
+            raise ConfigurationError(
+                f"trainer.local_parameters: {self} needs the names of the head, e.g. ['head.*']; none are given."
+            )
+
+
+class FedRep(_WithHead):
     """FedRep: a client first trains its own head on the frozen body, and then the body under the frozen head.
 
     Problem:
@@ -49,15 +63,9 @@ class FedRep(FedAvg):
         ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
     """
 
-    partial_work: PartialWork = "dropped"
-
     def __init__(self, head_epochs: Count = 10, **fedavg: Any) -> None:
         super().__init__(**fedavg)
         self.head_epochs = head_epochs
-
-    def check(self, engine: Engine) -> None:
-        """Refuse a run in which no head is named."""
-        require_head(self, engine)
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train the head, and then the body."""
@@ -69,7 +77,7 @@ class FedRep(FedAvg):
         engine.solve(cohort, cohort.model, trains="shared")
 
 
-class FedBABU(FedAvg):
+class FedBABU(_WithHead):
     """FedBABU: the head stays as it was initialised, only the body is trained, and both are fine-tuned for a test.
 
     Problem:
@@ -108,8 +116,6 @@ class FedBABU(FedAvg):
         ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
     """
 
-    partial_work: PartialWork = "dropped"
-
     def __init__(
         self,
         finetune_lr: NotNegative = 0.1,
@@ -120,22 +126,6 @@ class FedBABU(FedAvg):
         super().__init__(**fedavg)
         self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)
 
-    def check(self, engine: Engine) -> None:
-        """Refuse a run in which no head is named."""
-        require_head(self, engine)
-
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train the body alone."""
         engine.solve(cohort, server.model, trains="shared")
-
-
-def require_head(algorithm: FedAvg, engine: Engine) -> None:
-    """Raise if all parameters are shared.
-
-    Raises:
-        ConfigurationError: ``trainer.local_parameters`` names none.
-    """
-    if not engine.layout.num_kept:
-        raise ConfigurationError(
-            f"trainer.local_parameters: {algorithm} needs the names of the head, e.g. ['head.*']; none are given."
-        )
