@@ -99,7 +99,7 @@ class Place(NamedTuple):
     @property
     def has_changed(self) -> bool:
         """Whether its shape or dtype has changed."""
-        return (getattr(self.tensor, "shape", None), getattr(self.tensor, "dtype", None)) != (self.shape, self.dtype)
+        return _place(self.root, self.full_name) != self
 
 
 @dataclass(frozen=True)
@@ -363,9 +363,9 @@ class ParameterLayout:
 
     def attach(self, row: Tensor) -> None:
         """Make every parameter a view into ``row`` (d + p,): writing the row writes the module."""
-        for parameter, entry in zip(self.parameters, self.entries, strict=True):
-            parameter.data = row[entry.offset : entry.end].view(entry.shape)
-            parameter.grad = None
+        for parameter, view in zip(self.parameters, self.views(row), strict=True):
+            parameter.data = view
+        self.drop_gradients()
 
     def is_attached(self, row: Tensor) -> bool:
         """Return whether the parameters still are views of ``row``; ``.to()`` and ``assign=True`` would end that."""
@@ -436,8 +436,8 @@ class ParameterLayout:
 
     def expose_gradients(self, grad: Tensor) -> None:
         """Make ``p.grad`` of the grouped parameters views of ``grad``, for hooks and per-tensor optimizers."""
-        for parameter, entry in zip(self._grouped, self.entries, strict=False):
-            parameter.grad = grad[entry.offset : entry.end].view(entry.shape)
+        for parameter, view in zip(self._grouped, self.views(grad), strict=False):
+            parameter.grad = view
 
     def show_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Let ``p.grad`` of the grouped parameters be copies of these, as after a step that was not replayed."""
@@ -522,8 +522,7 @@ class ParameterLayout:
 
     def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add each tensor that the module has under several names, such as tied weights, under its other names."""
-        others = {other: named[name] for other, name in self._other_names.items() if name in named}
-        return named | {other: tensor.clone() for other, tensor in others.items()}
+        return named | {other: named[name].clone() for other, name in self._other_names.items() if name in named}
 
     def large_frozen(self) -> dict[str, Tensor]:
         """Return the large frozen parameters themselves, not copies, under each name that the module has for them."""
