@@ -213,7 +213,7 @@ class FileRows(RowStorage):
         self._layout = RowLayout(num_clients, vectors)
         self._file: RowFile | None = None
         self._live = {name: np.zeros(num_clients, dtype=[("slot", "u1"), ("checksum", "u4")]) for name in starts}
-        self._saved = {name: rows["slot"].copy() for name, rows in self._live.items()}
+        self.mark_saved()  # no slot holds a row yet
         self.checksum_bytes = 4 * len(starts)
         self._has_several_nodes = False
         self._lacking: str | None = None
