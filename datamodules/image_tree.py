@@ -120,10 +120,9 @@ def _names_under(root: Path) -> list[str]:
             (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
         if not (folders or paths):
             empty.append(here.as_posix())
-    if empty:
-        rank_zero_info(f"'{root}': {len(empty):,} folders are empty: {shorten(sorted(empty), 3)}")
-    if others:
-        rank_zero_info(f"'{root}': {len(others):,} files are no images that can be read: {shorten(sorted(others), 3)}")
+    for found, what in ((empty, "folders are empty"), (others, "files are no images that can be read")):
+        if found:
+            rank_zero_info(f"'{root}': {len(found):,} {what}: {shorten(sorted(found), 3)}")
     return sorted(names)
 
 
