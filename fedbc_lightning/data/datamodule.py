@@ -183,8 +183,8 @@ class FederatedDataModule(Checked, OuterDataModule):
         Returns:
             The data set, or None if the client has no such data.
         """
-        kept = self._datasets.get(client)
-        if kept is None or split not in kept:
+        kept = self._datasets.get(client, {})
+        if split not in kept:
             if not 0 <= client < self.num_clients:
                 raise IndexError(f"client {client} of {self.num_clients}")
             try:

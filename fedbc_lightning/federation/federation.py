@@ -318,7 +318,7 @@ class Federation:
         # Before the parts run: those of asynchronous methods write weights into the rows of who arrives.
         results.record_arrivals(server, self._num_samples)
         # Whoever sees no noise in a round without clients would know that nobody took part.
-        if server.ids or server.arrivals or self.channel.hides_participants:
+        if server.ids or server.arrivals or hides:
             with self._rows_hidden():
                 self.channel.receive(server, sums)
                 methods.call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
