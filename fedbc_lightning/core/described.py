@@ -22,6 +22,7 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 8
 # Random numbers that a module draws from a generator of its own depend on which clients were trained before.
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+PLAIN = (int, float, complex, str, bytes, type(None))
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
 
@@ -44,7 +45,7 @@ class Budget:
 
     def describe(self, value: Any) -> Any:
         """Return a description of a value, which is made of numbers, strings and tuples and equal for equal values."""
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        if isinstance(value, PLAIN):
             return value
         is_known = id(value) in self._own or id(value) in self._seen
         if is_known or len(self._seen) > MAX_VALUES or isinstance(value, BY_REFERENCE):
@@ -88,7 +89,7 @@ def _hash_into(found: Any, value: Any, depth: int) -> None:
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, (np.ndarray, np.generic)):
         found.update(f"{value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+    elif isinstance(value, PLAIN):
         found.update(f"{value!r} ".encode())
     elif isinstance(value, (list, tuple, dict)):
         parts = [*value.items()] if isinstance(value, dict) else value
