@@ -21,7 +21,7 @@ from fedbc_lightning.run.run_warnings import remarks
 from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
 from fedbc_lightning.studies.drawing import COLORS, colors_of
-from fedbc_lightning.studies.numbers import Rows, is_share, layout, mean_and_deviation, number
+from fedbc_lightning.studies.numbers import Cells, Rows, is_share, layout, mean_and_deviation, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, finished, read_record, rows_of_run
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
@@ -200,7 +200,7 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
         for place, words in OF_CLIENTS.items():
             if (name := what._replace(place=place).name) in rows:
                 models.setdefault(f"{run.method}, {words}", []).append(rows.groupby("client")[name].mean())
-    cells: dict[str, dict[str, str]] = {}
+    cells: Cells = {}
     for model, of_seeds in models.items():
         of_clients = pd.concat(of_seeds, axis=1).T.agg(["mean", "std", "count"])
         for client in sections.spread(first.num_samples.index, sections.MAX_CLIENTS):

@@ -15,6 +15,8 @@ from fedbc_lightning.core.units import decimals
 Rows = list[list[str]]
 # Layout of the variants in tables, from :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
 Blocks = Mapping[str, Mapping[str, str]]
+# Texts of a table: name of a row in each block, e.g. an algorithm -> variant -> text
+Cells = dict[str, dict[str, str]]
 
 
 def is_share(metric: str) -> bool:
@@ -86,7 +88,7 @@ def csv_text(table: pd.DataFrame) -> str:
     return table.rename(columns=cell).map(cell).to_csv(index=False)
 
 
-def layout(blocks: Blocks, cells: Mapping[str, Mapping[str, str]]) -> Rows:
+def layout(blocks: Blocks, cells: Cells) -> Rows:
     """Return a header, then a row per block and name, with ``-`` where there is no cell.
 
     Args:

@@ -10,7 +10,7 @@ import pandas as pd
 from fedbc_lightning.core.metric_names import with_words
 from fedbc_lightning.core.text import markdown_line, printable
 from fedbc_lightning.studies.conclusions import Readings, by_holm, judge, verdict
-from fedbc_lightning.studies.numbers import Rows, difference_and_interval, is_share, layout, mean_and_deviation
+from fedbc_lightning.studies.numbers import Cells, Rows, difference_and_interval, is_share, layout, mean_and_deviation
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.results import AXES, StudyRecord
 from fedbc_lightning.studies.statistics import ROUNDS, criterion, summarise
@@ -20,10 +20,12 @@ TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
     ">": "$>$", "≥": "$\\geq$", "γ": "$\\gamma$", "λ": "$\\lambda$",
 }  # fmt: skip
+# Caption and rows of each
+Tables = Iterable[tuple[str, Rows]]
 FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
 
-def tables(record: StudyRecord) -> Iterable[tuple[str, Rows]]:
+def tables(record: StudyRecord) -> Tables:
     """Yield caption and rows of all tables, those of papers first."""
     for name, paper in record.study.papers.items():
         yield from paper_tables(record.study, paper, record.readings[name])
@@ -34,7 +36,7 @@ def tables(record: StudyRecord) -> Iterable[tuple[str, Rows]]:
 # means, and differences to the reference
 
 
-def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
+def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame) -> Tables:
     """Yield caption and rows of the tables of means and differences of each metric."""
     ending = "".join(f"; {words}" for words in [*study.fixed, reported_round(study)]) + cut_short(study)
     for metric in study.metrics:
@@ -62,7 +64,7 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     A cell says how many seeds have finished, if not all have.
     """
     found = summary[summary["metric"] == metric]
-    cells: dict[str, dict[str, str]] = {method.name: {} for method in study.methods}
+    cells: Cells = {method.name: {} for method in study.methods}
     for row in found.to_dict("records"):
         cells[row["algorithm"]][row["variant"]] = mean_and_deviation(row, metric, len(study.seed_list))
     return layout(study.blocks(), cells)
@@ -74,7 +76,7 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
     What is better than the reference by its corrected p-value is in bold (``**``).
     """
     others = [method.name for method in study.methods if method.name != study.reference_name]
-    cells: dict[str, dict[str, str]] = {name: {} for name in others}
+    cells: Cells = {name: {} for name in others}
     for row in differences[differences["metric"] == metric].to_dict("records"):
         text = difference_and_interval(row, metric, len(study.seed_list))
         is_better = verdict(study, row, row["p_holm"]) == "holds"
@@ -109,7 +111,7 @@ def cut_short(study: Study) -> str:
 # beside the numbers of papers
 
 
-def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tuple[str, Rows]]:
+def paper_tables(study: Study, paper: Paper, readings: Readings) -> Tables:
     """Yield the table of our numbers and the paper's, and the table of its claims."""
     common = "".join(f"; {level}" for level in study.fixed) + cut_short(study)
     apart = "".join(
@@ -136,7 +138,7 @@ def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 
     A row of what the authors' public code gives comes last, where it was run.
     """
-    cells: dict[str, dict[str, str]] = {}
+    cells: Cells = {}
     for name in (method.name for method in study.methods if method.name in paper.algorithms):
         for report, results in readings.items():
             ours = summarise(results[results["algorithm"] == name], [paper.metric]).to_dict("records")
@@ -152,7 +154,7 @@ def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 
 def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     """Return a header, then a row per claimed pair and reading that says whether the claim holds."""
-    cells: dict[str, dict[str, str]] = {}
+    cells: Cells = {}
     for one in judge(paper, study, readings):
         cells.setdefault(one.title, {})[one.variant] = f"{one.said}: {one.difference}"
     return layout(study.blocks(paper.only), cells)
@@ -161,7 +163,7 @@ def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 # what results cost
 
 
-def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
+def target_tables(study: Study, curves: pd.DataFrame) -> Tables:
     """Yield caption and rows of a table for each metric that has targets, with a column for each of these.
 
     A cell is the median cost over the seeds, with the least and the most, up to the first round after which the value
@@ -213,9 +215,7 @@ def _cost(value: float) -> str:
 # forms
 
 
-def markdown(
-    title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str] = (), findings: Sequence[str] = ()
-) -> str:
+def markdown(title: str, parts: Tables, notes: Sequence[str] = (), findings: Sequence[str] = ()) -> str:
     """Return a Markdown document with the findings, then the tables under their captions, then the notes."""
     lines = [f"# {title}", "", *(f"- {finding}" for finding in findings), *[""] * bool(findings)]
     for text, rows in parts:
@@ -225,7 +225,7 @@ def markdown(
     return "\n".join(map(markdown_line, lines)).rstrip() + "\n"
 
 
-def latex(parts: Iterable[tuple[str, Rows]]) -> str:
+def latex(parts: Tables) -> str:
     """Return LaTeX tables for the package booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
     for text, rows in parts:
