@@ -41,6 +41,8 @@ KEPT_BYTES = 128 * 2**20
 SPLITS = ("train", "val", "test")
 # Number of the pseudo-client that holds all clients' training data
 POOLED = -1
+# A client's data, or that of all, of each split; None where there are none
+BySplit = dict[str, Dataset | None]
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -124,10 +126,10 @@ class FederatedDataModule(Checked, OuterDataModule):
             self.loader_options["pin_memory"] = True
         if collate_fn is not None and collate_fn is not default_collate:
             self.loader_options["collate_fn"] = collate_fn
-        self._datasets: dict[int, dict[str, Dataset | None]] = {}
+        self._datasets: dict[int, BySplit] = {}
         self._kept_bytes = 0
         self._split_sizes: dict[str, np.ndarray] = {}
-        self._pooled: dict[str, Dataset | None] = {}
+        self._pooled: BySplit = {}
         self._has_transfer_hooks: bool | None = None
         self._own_splits: set[str] = set()  # splits in which a client's batches are made by loaders of the user's
 
@@ -415,7 +417,7 @@ class FederatedDataModule(Checked, OuterDataModule):
 
     # parts of the above
 
-    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+    def _make_datasets(self, client: int, split: str) -> BySplit:
         """Return a client's data set of a split, and those of other splits that are made together with it."""
         if split == "test":
             dataset = self.client_test_dataset(client)
@@ -425,7 +427,7 @@ class FederatedDataModule(Checked, OuterDataModule):
         train, val = self._cut_validation(client)
         return {"train": train, "val": val}
 
-    def _keep(self, client: int, made: dict[str, Dataset | None]) -> None:
+    def _keep(self, client: int, made: BySplit) -> None:
         """Keep a client's data sets, and drop the oldest ones beyond :data:`KEPT_BYTES`."""
         self._datasets.setdefault(client, {}).update(made)
         self._kept_bytes += sum(map(num_bytes, made.values()))

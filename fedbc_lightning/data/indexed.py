@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import above, below
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
+from fedbc_lightning.data.datamodule import SPLITS, BySplit, FederatedDataModule
 from fedbc_lightning.data.datasets import as_arrays, num_items, take
 from fedbc_lightning.data.splits import SplitOrder, find_heldout, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
@@ -165,7 +165,7 @@ class IndexedDataModule(FederatedDataModule):
         """Return a client's test data; None if it has none."""
         return self.client_dataset(client, "test")
 
-    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+    def _make_datasets(self, client: int, split: str) -> BySplit:
         indices = self.splits[split][client]
         return {split: self._batched(take(self.source, indices)) if len(indices) else None}
 

@@ -15,7 +15,7 @@ from fedbc_lightning.core.checks import Count, Fraction
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.text import shorten
-from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, FederatedDataModule
+from fedbc_lightning.data.datamodule import SPLITS, TRANSFER_HOOKS, BySplit, FederatedDataModule
 from fedbc_lightning.data.datasets import class_names_of, refuse_splits
 from fedbc_lightning.data.inner_modules import (
     check_dataset,
@@ -128,7 +128,7 @@ class SitesDataModule(FederatedDataModule):
         self._facts: dict[int, dict[str, DataElsewhere]] = {}
         self._given, self._given_batch_sizes = lists, (batch_size, eval_batch_size)
         self._options: dict[str, dict[str, Any]] = {}  # of the first site's loader, with which the others must agree
-        self._sites: list[dict[str, Dataset | None]] | None = None
+        self._sites: list[BySplit] | None = None
         self.stream_sizes = lists["sizes"]
         texts = self.client_names or []
         if len(set(texts)) < len(texts):
@@ -176,7 +176,7 @@ class SitesDataModule(FederatedDataModule):
         if self._sites is not None:
             return
         self._set_up_inner()
-        sites: list[dict[str, Dataset | None]] = [{} for _ in range(self.num_clients)]
+        sites: list[BySplit] = [{} for _ in range(self.num_clients)]
         for split in SPLITS:  # the test data last, for which many modules are set up once more
             source = "train" if self._given[split] is None else split
             for k, site in enumerate(self._given[source] or ()):
@@ -213,7 +213,7 @@ class SitesDataModule(FederatedDataModule):
         """Return a site's test data, or None if it has none."""
         return self._cut_test(client)[1] if self.test_fraction else self._site(client).get("test")
 
-    def _site(self, client: int) -> dict[str, Dataset | None]:
+    def _site(self, client: int) -> BySplit:
         if self._sites is None:
             raise RuntimeError("SitesDataModule: call prepare_data() and setup() before asking for data")
         return self._sites[client]
@@ -225,10 +225,10 @@ class SitesDataModule(FederatedDataModule):
         check_dataset(dataset, f"data.test_fraction: data.train[{client}] is a")
         return self._cut(dataset, self.test_fraction, "split", client)
 
-    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+    def _make_datasets(self, client: int, split: str) -> BySplit:
         if client in self.elsewhere:
             # Whoever has not asked counts one sample, which nobody reads: a worker trains its own clients alone.
-            unknown: dict[str, Dataset | None] = {"train": DataElsewhere([1]), "val": None, "test": None}
+            unknown: BySplit = {"train": DataElsewhere([1]), "val": None, "test": None}
             return {**self._facts.get(client, unknown)}
         made = super()._make_datasets(client, split)
         own = self._site(client).get("val")

@@ -28,7 +28,7 @@ from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.core.seeding import seed_globals
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by
-from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, ScheduleState, configure
+from fedbc_lightning.module.schedulers import LASTING, Configured, FastForward, Groups, ScheduleState, configure
 from fedbc_lightning.state.layout import ParameterLayout
 
 # Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster
@@ -63,7 +63,7 @@ class Changes(NamedTuple):
             for known, new in zip(mine, theirs, strict=False):
                 known |= new
 
-    def write(self, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> None:
+    def write(self, groups: Groups, configs: Sequence[LRSchedulerConfig]) -> None:
         """Write them into groups and schedulers."""
         for group, options in zip(groups, self.options, strict=False):
             group.update(options)
@@ -213,13 +213,13 @@ class LocalOptimizer:
             self.check("configure_optimizers, called again,", made)
         return made
 
-    def load_options(self, groups: Sequence[dict[str, Any]], lr_scale: float) -> None:
+    def load_options(self, groups: Groups, lr_scale: float) -> None:
         """Give the same groups of another optimizer the options with which each client begins."""
         self._made.load(groups, ())
         self.written.write(groups, ())
         self._set_rates(groups, lr_scale)
 
-    def _set_rates(self, groups: Sequence[dict[str, Any]], lr_scale: float) -> None:
+    def _set_rates(self, groups: Groups, lr_scale: float) -> None:
         """Write the learning rates of the server's schedulers, if there are any, and scale those of all groups."""
         if self.learning_rates is not None:
             for group, lr in zip(groups, self.learning_rates, strict=True):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Number of epochs or steps between kept states; no client is stepped through more than these
 STRIDE = 100
+# The parameter groups of an optimizer, or the options of each
+Groups = Sequence[dict[str, Any]]
 NUMBERS = frozenset({float, int, bool, type(None)})
 
 # Names of two scalars of each client, which are also columns of `clients.csv`
@@ -189,12 +191,12 @@ class ScheduleState(NamedTuple):
     schedulers: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
+    def read(cls, groups: Groups, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
         """Copy the state of optimizers' groups and of their schedulers."""
         options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         return copy.deepcopy(cls(options, [config.scheduler.state_dict() for config in configs]))
 
-    def load(self, groups: Sequence[dict[str, Any]], configs: Sequence[LRSchedulerConfig]) -> None:
+    def load(self, groups: Groups, configs: Sequence[LRSchedulerConfig]) -> None:
         """Write the state into the groups of other optimizers and their schedulers, which were made alike."""
         for group, values in zip(groups, self.groups, strict=True):
             for name in group.keys() - values.keys() - {"params"} if len(group) > len(values) + 1 else ():

@@ -38,6 +38,10 @@ class Stack(NamedTuple):
     is_aligned: bool
 
 
+# Step by step the number of clients that still train, and their batches by shape
+StackedBatches = Iterator[tuple[int, list[Stack]]]
+
+
 def like(batch: Any, parts: Iterable[Tensor]) -> Any:
     """Return tensors as the named tuple that a batch is, which the step may read by names, or as a list.
 
@@ -62,9 +66,7 @@ def padded(num_rows: int, most: int) -> int:
     return min(-(-num_rows // unit) * unit, most)
 
 
-def stacked_batches(
-    loaders: ClientLoaders, num_epochs: int, num_steps: Sequence[int]
-) -> Iterator[tuple[int, list[Stack]]]:
+def stacked_batches(loaders: ClientLoaders, num_epochs: int, num_steps: Sequence[int]) -> StackedBatches:
     """Yield, step by step, the number of clients that are still training, and their batches by shape.
 
     Args:
@@ -115,9 +117,7 @@ def _pools(loaders: ClientLoaders) -> _Pools | None:
     return _Pools(pools, starts)
 
 
-def _gathered(
-    loaders: ClientLoaders, pools: _Pools, num_epochs: int, num_steps: np.ndarray
-) -> Iterator[tuple[int, list[Stack]]]:
+def _gathered(loaders: ClientLoaders, pools: _Pools, num_epochs: int, num_steps: np.ndarray) -> StackedBatches:
     """Make the batches from tensors in memory: first the positions of all batches, then one gather per few steps."""
     datasets: Any = loaders.datasets
     device, batch_size = loaders[0].device, loaders[0].batch_size
@@ -205,7 +205,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
     return torch.from_numpy(np.repeat(values, counts))
 
 
-def _collected(loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray) -> Iterator[tuple[int, list[Stack]]]:
+def _collected(loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray) -> StackedBatches:
     """Make the batches from any loaders: each gives its next batch, and the batches of one shape are stacked."""
 
     def batches(loader: ClientLoader) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.local_step import LocalStep, Training
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
-from fedbc_lightning.engines.stacked.cohort_batches import Stack, like, stacked_batches
+from fedbc_lightning.engines.stacked.cohort_batches import Stack, StackedBatches, like, stacked_batches
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local.solvers import Client
@@ -261,7 +261,7 @@ class CohortSolverRun(CohortRun, SolverSteps):
         self.terms = [*(term for term in asked.terms if not term.is_zero), *weight_decay_terms(stacked.bench)]
         self.solver: Any = asked.solver
         self.num_steps = self.num_drawn = 0
-        self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
+        self._batches: StackedBatches = iter(())
 
     def run(self) -> None:
         """Train all clients, and hand the cohort the result.
