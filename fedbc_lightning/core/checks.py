@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
 from fedbc_lightning.core.origin import is_ours
 
 
@@ -177,7 +177,7 @@ def _names(call: Any) -> list[str]:
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:
     """Raise unless all values that have an annotation are as it says; see :func:`check_arguments`."""
     wrong = [
-        f"{section}.{name}: got {shown(value)}; give {_in_words(hints[name])}."
+        f"{section}.{name}: got {shown(value)}; give {_in_words(hints[name])}{_example(value, hints[name])}."
         for name, value in values.items()
         if name in hints and not _fits(value, hints[name])
     ]
@@ -244,6 +244,24 @@ def _in_words(hint: Any) -> str:
     """Return what an annotation allows, for a message."""
     *others, last = dict.fromkeys(_alternatives(hint))
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _example(value: Any, hint: Any) -> str:
+    """Return the class whose name a text is like, where an object of it may be given: 'tensorboard' for a logger."""
+    names = dict[str, str]()
+    for base in _bases(hint):
+        found = [base]
+        for cls in found:  # which grows by the classes below each
+            found += cls.__subclasses__()
+        names |= {cls.__name__.removesuffix(base.__name__): cls.__name__ for cls in found[1:]}
+    near = nearest(value, names) if isinstance(value, str) else None
+    return f", such as {names[near]}(...)" if near else ""
+
+
+def _bases(hint: Any) -> list[type]:
+    if isinstance(hint, type) and hint not in (bool, *_WORDS):
+        return [hint]
+    return [base for each in get_args(hint) for base in _bases(each)]
 
 
 def _alternatives(hint: Any, bounds: str = "") -> list[str]:

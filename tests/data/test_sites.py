@@ -172,7 +172,7 @@ class Moving(Hospital):
         (lambda: SitesDataModule({}), r"data\.train: no site; give one or more"),
         (lambda: SitesDataModule(NAMED, {"Olso": TEST[0]}), r"data\.test: no site 'Olso'; did you mean 'Oslo'\?"),
         (lambda: SitesDataModule(TRAIN, {"Oslo": TEST[0]}), r"no site 'Oslo'; data.train has \[\], a mapping"),
-        (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset, s"),
+        (lambda: SitesDataModule({"a": "b.csv"}).setup(), r"train\['a'\]: str is no loader .*; give a Dataset"),
         (lambda: SitesDataModule({"a": Pictures("xy"), "b": Pictures("yx")}).setup(),
          r"train\['b'\]: its classes are y, x, another site's x, y; give"),
         (lambda: SitesDataModule(TRAIN, TEST[0]), r"data\.test: got .*TensorDataset; give a list"),
