@@ -125,7 +125,7 @@ class Linear:
     @property
     def is_zero(self) -> bool:
         """Whether v is 0 for all clients of the cohort."""
-        return not bool(self.vector.any())
+        return not any(part.any() for (part,) in pieces(self.vector))  # which mostly ends with the first
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """Add v to ``grad`` (K, d), in place."""
