@@ -76,7 +76,7 @@ def by_hand(net: nn.Module, data: Clients, rounds: int) -> None:
     """Train FedAvg by a plain loop, with float64 sums."""
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     z = nn.utils.parameters_to_vector(net.parameters()).detach()
-    for _ in range(rounds + 1):
+    for _ in range(rounds + 2):
         starts.append(time.process_time())
         total = torch.zeros(len(z), dtype=torch.float64)
         for inputs, targets in data.arrays[:SAMPLED]:

@@ -49,8 +49,8 @@ class Hooks:
 
     def is_heard(self, name: str) -> bool:
         """Return whether the module or a callback of the user's overrides the hook; our own callbacks write nothing."""
-        bases: dict[Any, type] = {self._module: LightningModule, **dict.fromkeys(self.callbacks, Callback)}
-        return any(overrides(owner, name, base) for owner, base in bases.items() if not is_ours(owner))
+        owners = [(self._module, LightningModule), *((callback, Callback) for callback in self.callbacks)]
+        return any(overrides(owner, name, base) for owner, base in owners if not is_ours(owner))
 
     @property
     def is_there_any(self) -> bool:

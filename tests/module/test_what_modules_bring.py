@@ -1,5 +1,7 @@
 """What a module brings along: callbacks, and weights that a run before has trained."""
 
+from dataclasses import dataclass
+
 import pytest
 from helpers.user_modules import LitAutoEncoder, UserData
 from lightning.pytorch import Callback
@@ -10,9 +12,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 from .test_parity import federated, fresh, plain
 
 
+@dataclass
 class Named(Callback):
-    def __init__(self, name: str) -> None:
-        self.name = name
+    """A dataclass, which has no hash."""
+
+    name: str
 
 
 class Special(Named):

@@ -67,7 +67,7 @@ BUDGETS = {
     # 55 call clients by their names where a step of theirs fails or a metric is undefined (core/text.py).
     # 90 name the class that a text in Python is like, as the command line does (core/checks.py); 60 are faster sums of
     # large models (state/).
-    PACKAGE: 190_492,
+    PACKAGE: 190_496,
     # Every question about a number ends in the engines, so they must be read in one sitting.
     ("fedbc_lightning/engines",): 22_167,
     # What only compares, shows and types must not outgrow what trains.
@@ -75,7 +75,7 @@ BUDGETS = {
     # As much test as package: more costs every change, and time in CI. 2,900 break users' files in 200 ways; 400 ask
     # the site's own search, a browser, and a count of long sentences about the pages. 33 decode texts, which the
     # package does not need, and misspell keys and classes in more ways.
-    ("tests",): 199_662,
+    ("tests",): 199_658,
 }
 CONFIG_LINES = 2_550
 """A config names what differs from the defaults; a copy of the defaults is stale after their first change.
