@@ -46,8 +46,9 @@ def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> di
     """
     if not root.is_dir():
         raise ConfigurationError(f"data.root={str(root)!r}: no such folder; {LAYOUT}")
-    there = _names_under(root)
-    columns = {"file": there} if table is None else _read(root, table)
+    columns = {} if table is None else _read(root, table)
+    there = _names_under(root, table)
+    columns = columns or {"file": there}
     if left := sorted({*there}.difference(columns["file"])):
         rank_zero_info(f"'{root}': {len(left):,} images have no row in '{table}' and are left out: {shorten(left, 3)}")
     folders = [name.split("/")[:-1] for name in columns["file"]]
@@ -101,25 +102,25 @@ def _readings(parts: list[str], roles: list[Role]) -> str:
     )
 
 
-def _names_under(root: Path) -> list[str]:
+def _names_under(root: Path, table: Path | None) -> list[str]:
     """Return the images' paths below a folder, with slashes, and tell of other files; hidden ones are no images."""
     names, others, empty = list[str](), list[str](), list[str]()
     known: dict[str, str] = {}
-    # Links are followed, as a site's folder often is one to another disk.
-    for where, folders, files in os.walk(root, followlinks=True):
+    # Links are followed, as a site's folder often is one to another disk; a table names the images itself.
+    for where, folders, files in os.walk(root, followlinks=table is None):
         first = known.setdefault(os.path.realpath(where), where)  # of a link to a folder above there is no end
         if first != where:
             raise ConfigurationError(
                 f"data.root: {where!r} leads to {first!r}, which was found before; remove the link"
             )
+        folders[:] = [name for name in folders if not name.startswith(".")]
         here = Path(where).relative_to(root)
-        if any(part.startswith(".") for part in here.parts):
-            continue
         paths = [here / name for name in files if not name.startswith(".")]  # such as macOS's ._1.png
         for path in paths:
             (names if path.suffix.lower() in SUFFIXES else others).append(path.as_posix())
         if not (folders or paths):
             empty.append(here.as_posix())
+    others = [name for name in others if table is None or Path(name).name != table.name]
     for found, what in ((empty, "folders are empty"), (others, "files are no images that can be read")):
         if found:
             rank_zero_info(f"'{root}': {len(found):,} {what}: {shorten(sorted(found), 3)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -154,18 +154,23 @@ def check_syntax(path: Path) -> None:
     """Raise :class:`UsageError` with file and line unless a file is YAML with sections, and no key is there twice."""
     import yaml
 
+    def refuse(other: yaml.Node, key: yaml.Node, why: str) -> None:
+        one, two = sorted((other.start_mark.line + 1, key.start_mark.line + 1))
+        raise UsageError(f"{path}, lines {one} and {two}: '{key.value}' {why}")
+
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            first = dict[str, yaml.Node]()
-            for key, _ in node.value:
-                other = first.setdefault(str(key.value), key)
-                if other is key and "." in str(key.value):  # trainer.name beside a section trainer that has a name
-                    other = _key_at(node, key.value.split(".")) or key
-                if other is not key:
-                    one, two = sorted((other.start_mark.line + 1, key.start_mark.line + 1))
-                    raise UsageError(
-                        f"{path}, lines {one} and {two}: '{key.value}' is there twice; the last would replace the first"
-                    )
+            seen = dict[str, tuple[yaml.Node, yaml.Node]]()
+            for key, value in node.value:
+                name = str(key.value)
+                if name in seen:
+                    refuse(seen[name][0], key, "is there twice; the last would replace the first")
+                seen[name] = key, value
+            for name, (key, _) in seen.items():
+                first, *others = name.split(".")
+                is_key = others and name.replace(".", "").isidentifier()  # and no name of a variant, such as γ = 0.01
+                if is_key and first in seen and isinstance(seen[first][1], yaml.MappingNode):
+                    refuse(seen[first][0], key, "stands beside its section, of which one would be lost; put it inside")
             return super().construct_mapping(node, deep)
 
     try:
@@ -175,16 +180,6 @@ def check_syntax(path: Path) -> None:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path}: no sections in it (trainer:, algorithm:, model:, data:, ...)")
-
-
-def _key_at(node: Any, parts: Sequence[str]) -> Any:
-    """Return the key inside of a YAML mapping that dotted words lead to, or None."""
-    for key, value in node.value:
-        if key.value == parts[0] and len(parts) == 1:
-            return key
-        if key.value == parts[0] and isinstance(value.value, list):
-            return _key_at(value, parts[1:])
-    return None
 
 
 def find_checkpoint(path: str) -> str:

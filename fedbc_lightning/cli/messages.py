@@ -130,8 +130,8 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
     if (lightnings := key.removeprefix("trainer.")) in LIGHTNING_ARGUMENTS and not path:
         return f"unknown key '{key}', an argument of lightning.Trainer: {advice(lightnings)}"
     section, last = key.partition(".")[0], key.rpartition(".")[2]
-    if meant := _near_form(last):
-        return f"unknown key '{key}': did you mean {meant}?"
+    if form := _near_form(last):
+        return f"unknown key '{key}': did you mean {form}?"
     inside = [f"{path}.{name}" for name in arguments_of(cls)] if cls else []
     candidates = [*inside, *keys]
     if any(name.startswith("model") for name in keys):  # a command on one run, which has the keys of classes, too
@@ -143,14 +143,21 @@ def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None 
             for name in inspect.signature(shipped).parameters
         ]  # fmt: skip
     sections = {name.partition(".")[0] for name in keys}
-    synonym = SYNONYMS.get(last, "")
+    synonyms = {name: meant for name, meant in SYNONYMS.items() if meant.partition(".")[0] in sections}
+    meant = synonyms.get(last, "")
     found = [name for name in dict.fromkeys(candidates) if name.rpartition(".")[2] == last and name != key]
-    if (place := synonym.partition(".")[0]) in sections and section in (last, place):
-        found = [synonym]
+    if meant and section in (last, meant.partition(".")[0]):
+        found = [meant]
     elif not found:
         by_last = {name.rpartition(".")[2]: name for name in reversed(candidates)}
+        own = {name: full for name, full in by_last.items() if full.startswith(f"{section}.")}
         # All keys of a section are alike in its name, so that whole keys must be nearly the same.
-        near = nearest(key, candidates, 0.87) or by_last.get(nearest(last, by_last, 0.7) or "")
+        near = (
+            nearest(key, candidates, 0.87)
+            or own.get(nearest(last, own) or "")
+            or synonyms.get(nearest(last, synonyms, 0.85) or "")
+            or by_last.get(nearest(last, by_last, 0.7 if "." in key else 0.6) or "")
+        )
         found = [near] if near else []
     if found:
         return f"unknown key '{key}': did you mean {' or '.join(f'--{name}' for name in found[:3])}?"

@@ -177,7 +177,7 @@ def _names(call: Any) -> list[str]:
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str) -> None:
     """Raise unless all values that have an annotation are as it says; see :func:`check_arguments`."""
     wrong = [
-        f"{section}.{name}: got {shown(value)}; give {_in_words(hints[name])}{_example(value, hints[name])}."
+        f"{section}.{name}: got {shown(value)}; give {_in_words(hints[name])}{_example(value, hints[name])}"
         for name, value in values.items()
         if name in hints and not _fits(value, hints[name])
     ]
@@ -247,15 +247,16 @@ def _in_words(hint: Any) -> str:
 
 
 def _example(value: Any, hint: Any) -> str:
-    """Return the class whose name a text is like, where an object of it may be given: 'tensorboard' for a logger."""
+    """Return the end of a message: the class whose name a text is like, such as 'tensorboard' for a logger."""
     names = dict[str, str]()
     for base in _bases(hint):
         found = [base]
         for cls in found:  # which grows by the classes below each
             found += cls.__subclasses__()
-        names |= {cls.__name__.removesuffix(base.__name__): cls.__name__ for cls in found[1:]}
-    near = nearest(value, names) if isinstance(value, str) else None
-    return f", such as {names[near]}(...)" if near else ""
+        usable = (cls.__name__ for cls in found if not (inspect.isabstract(cls) or cls.__name__.startswith("_")))
+        names |= {name.removesuffix(base.__name__): name for name in usable}
+    near = nearest(value, names, 0.85) if isinstance(value, str) else None
+    return f"; did you mean {names[near]}(...)?" if near else "."
 
 
 def _bases(hint: Any) -> list[type]:

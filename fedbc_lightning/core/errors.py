@@ -96,7 +96,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     names = list(known)
     lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches
-    found = close(word, names, 1, cutoff) or close(word.lower(), lower, 1, cutoff)
+    same = [lower[word.lower()]] if word.lower() in lower else []
+    found = same or close(word, names, 1, cutoff) or close(word.lower(), lower, 1, cutoff)
     return lower.get(found[0], found[0]) if found else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +167,7 @@ class RunSettings:
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
     deterministic: bool | Literal["warn"] | None = None
     callbacks: Annotated[list[AnyCallback] | AnyCallback | None, FREE] = None
-    logger: Annotated[AnyLogger | Iterable[AnyLogger] | bool | None, FREE] = None
+    logger: Annotated[AnyLogger | list[AnyLogger] | bool | None, FREE] = None
     eval_every_n_rounds: Number = 1
     eval_test: Annotated[bool, FREE] = True
     eval_clients: Number | Share | Literal["all"] | None = None

@@ -28,7 +28,7 @@ from fedbc_lightning.state.client_rows import RowStorage
 NAME = "clients.bin"
 
 # First bytes of a file of rows
-MAGIC = b"fedbcrw2"
+MAGIC = b"fedbcrw3"
 
 # Multiple of bytes at which the header and each slot end, the usual block size of file systems
 PAGE = 4096
@@ -164,7 +164,9 @@ class RowFile:
         except Exception:  # a flipped bit may give any of them
             is_ours = False
         if not is_ours:
-            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it does not begin with a valid header.")
+            raise ConfigurationError(
+                f"ckpt_path: '{self.path}' is damaged, or of another version: it does not begin with a valid header."
+            )
         if found != asdict(self.layout):
             raise ConfigurationError(
                 f"ckpt_path: '{self.path}' holds other rows than this run has. Give the model, data, algorithm and "
@@ -394,7 +396,8 @@ class FileRows(RowStorage):
 def checksum(row: Tensor) -> int:
     """Return a checksum of a row in the file's dtype: the CRC-32 of the sums of its sectors.
 
-    A disk writes, loses and mixes up whole sectors. Their sums take a quarter of the time of a CRC-32 of all bytes.
+    A disk writes, loses and mixes up whole sectors. Their sums take a quarter of the time of a CRC-32 of all bytes, and
+    miss only changes within a sector that cancel each other.
     """
     data = _bytes_of(row.contiguous())
     words = np.frombuffer(data, np.uint64, len(data) // 8)

@@ -19,7 +19,7 @@ MISTAKES = {
     "fit --config studies/digits.yaml": "fit takes no study: fedbc-cli compare --config studies/digits.yaml",
     "fit --config broken.yaml": "broken.yaml: not YAML: ",
     "fit --config twice.yaml": "twice.yaml, lines 1 and 3: 'trainer' is there twice; the last would replace",
-    "fit --config dotted.yaml": "dotted.yaml, lines 1 and 3: 'trainer.max_rounds' is there twice; the last would",
+    "fit --config dotted.yaml": "dotted.yaml, lines 1 and 2: 'trainer.max_rounds' stands beside its section, of",
     "fit": "missing: ",
     "fit tiny.yaml": "'tiny.yaml' stands alone; did you mean --config tiny.yaml?",
     # keys
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_clear_line(project, line, said, capsys):
     Path("misspelt.yaml").write_text("trainer:\n  max_rouds: 3\n")
     Path("broken.yaml").write_text("trainer:\n  max_rounds: [3\n")
     Path("twice.yaml").write_text("trainer:\n  max_rounds: 3\ntrainer:\n  name: mine\n")
-    Path("dotted.yaml").write_text("trainer.max_rounds: 9\ntrainer:\n  max_rounds: 3\n")
+    Path("dotted.yaml").write_text("trainer.max_rounds: 9\ntrainer:\n  name: mine\n")
     Path("silent.py").write_text("raise ValueError\n")
     Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
     Path("rule.yaml").write_text(RULE)

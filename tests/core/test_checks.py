@@ -50,7 +50,7 @@ class Settings:
         ({"mode": 1}, "trainer.mode: got 1; give true, false or auto."),
         ({"patterns": "head"}, "trainer.patterns: got 'head'; give a list, each item a text or null."),
         ({"part": Part}, "part: got the class Part, not an object such as Part(...); give an object of Part or null."),
-        ({"part": "top"}, "trainer.part: got 'top'; give an object of Part or null, such as TopPart(...)."),
+        ({"part": "top"}, "trainer.part: got 'top'; give an object of Part or null; did you mean TopPart(...)?"),
         ({"count": 0, "share": 2}, "give a whole number >= 1. trainer.share: got 2;"),
     ],
 )

@@ -191,7 +191,9 @@ def test_split_folders_of_sites_are_their_own(tmp_path, caplog):
 
 
 def test_a_table_says_whose_images_are(tmp_path, caplog):
-    root, table = write_image_folder(tmp_path / "images", num_per_class=4), tmp_path / "owners.csv"
+    root = write_image_folder(tmp_path / "images", num_per_class=4)
+    table = root / "owners.csv"  # which is no image, and nobody is told of
+    (root / "all").symlink_to(root)
     names = [f"class_{kind}/00{number}.png" for kind in range(3) for number in range(4)]
     table.write_text("file,client\n" + "".join(f"{name},{'NA' if k % 2 else '7'}\n" for k, name in enumerate(names)))
     data = ready(ImageFolderDataModule(root, clients=table))
@@ -202,6 +204,7 @@ def test_a_table_says_whose_images_are(tmp_path, caplog):
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(root, clients=str(table), layout=["client"]))
     assert "2 images have no row in '" in caplog.text
+    assert "files are no images" not in caplog.text
     assert "are left out: class_2/002.png, class_2/003.png" in caplog.text
     assert (data.classes, data.num_samples("train").tolist()) == (["a", "b"], [3, 3])
     assert data.num_samples("test").tolist() == [2, 2]

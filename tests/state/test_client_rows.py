@@ -177,7 +177,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
     content = path.read_bytes()
     for changed, message in (
         (content[:-1], "is damaged: it was cut off"),
-        (content[:24] + b"?" + content[25:], "is damaged: it does not begin with a valid header"),
+        (content[:24] + b"?" + content[25:], "is damaged, or of another version: it does not begin"),
     ):
         path.write_bytes(changed)
         refused(tmp_path, last, message)

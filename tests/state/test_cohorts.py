@@ -55,6 +55,18 @@ def test_distances_and_changes_of_rows():
     assert torch.equal(cohort.change("moment"), cohort.w.double())
 
 
+def test_a_distance_does_not_depend_on_who_else_is_there():
+    center, w = draw(300), draw(16, 300, seed=1)
+
+    def distances(count):
+        cohort = Cohort([*range(count)], [*range(count)], [1] * count, store(16), CPU)
+        cohort.w = w[:count]
+        return cohort.squared_distance(center)
+
+    for count in (1, 9, 15):
+        assert torch.equal(distances(count), distances(16)[:count])
+
+
 def aggregate(part: ServerCallback, ids: list[list[int]], w: torch.Tensor, duals: torch.Tensor) -> torch.Tensor:
     """The staged z after cohorts of these clients, of whom ``w`` (6, 7) may hold non-finite rows."""
     clients, sums = store(), Sums(CPU)
