@@ -2,7 +2,7 @@
 
 Each workload is two studies of `fedbc-cli compare`, which skip what has been run; what came out goes into
 docs/results/methods.csv, from which the page is written. Without a workload the page alone is made anew. Digits take
-three quarters of an hour on one core, Synthetic two hours, MNIST three, and Shakespeare two for its first table.
+three quarters of an hour on one core, Synthetic two hours, MNIST three, and Shakespeare four.
 """
 
 from __future__ import annotations
