@@ -19,6 +19,8 @@ from .table import as_names, read_names, read_table
 Role = Literal["split", "client", "class"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+# Files that tell a folder of a run or a study, whose pictures are no data
+OUTPUTS = ({"partition.json", "partition.png"}, {"study.json", "results.csv"})
 LAYOUT = (
     "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (also png, bmp, gif, ppm, tiff, webp), or "
     "data.layout"
@@ -113,6 +115,9 @@ def _names_under(root: Path, table: Path | None) -> list[str]:
             raise ConfigurationError(
                 f"data.root: {where!r} leads to {first!r}, which was found before; remove the link"
             )
+        if any(output.issubset(files) for output in OUTPUTS):
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         here = Path(where).relative_to(root)
         paths = [here / name for name in files if not name.startswith(".")]  # such as macOS's ._1.png

@@ -165,6 +165,10 @@ def test_folders_of_sites_are_the_clients(tmp_path, caplog):
     for name in ("Rome", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / "Rome" / ".DS_Store").write_text("no image")
+    for run in ("runs/x/FedBC-0", "runs/x/partition"):  # of this tool, which are no sites
+        (tmp_path / run).mkdir(parents=True)
+        for name in ("partition.json", "partition.png"):
+            (tmp_path / run / name).touch()
     with caplog.at_level("INFO"):
         data = ready(ImageFolderDataModule(sites(tmp_path), layout=["client", "class"]))
     found = "30 images of 3 classes of 2 clients (9, 10), 8 x 8 pixels, RGB: cat, dog, owl\n"
