@@ -27,7 +27,7 @@ from fedbc_lightning.algorithms.l2gd import Coin
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import first_line
-from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.origin import is_ours, subclasses
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.indexed import IndexedDataModule
 from fedbc_lightning.local import LooplessSteps, Mixture
@@ -48,12 +48,6 @@ IN_PYTHON = (
 
 # Options that name an algorithm
 CHOICES = ("--algorithm", "--algorithm.class_path")
-
-
-def subclasses(base: type) -> set[type]:
-    """Return all imported classes that are derived from ``base``, directly or not."""
-    children: list[type] = base.__subclasses__()
-    return {cls for child in children for cls in (child, *subclasses(child))}
 
 
 def choices(base: type) -> list[type]:

@@ -16,11 +16,11 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, subclasses, why_no_import
+from fedbc_lightning.cli.classes import arguments_of, base_at, choices, import_object, why_no_import
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, SUBCOMMANDS, option_values, shipped_configs
 from fedbc_lightning.core.errors import did_you_mean, nearest
 from fedbc_lightning.core.lightning_arguments import LIGHTNING_ARGUMENTS, advice
-from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.origin import is_ours, subclasses
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.partition import Partitioner
 

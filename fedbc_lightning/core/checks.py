@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
-from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.origin import is_ours, subclasses
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,8 @@ def _example(value: Any, hint: Any) -> str:
     """Return the end of a message: the class whose name a text is like, such as 'tensorboard' for a logger."""
     names = dict[str, str]()
     for base in _bases(hint):
-        found = [base]
-        for cls in found:  # which grows by the classes below each
-            found += cls.__subclasses__()
-        usable = (cls.__name__ for cls in found if not (inspect.isabstract(cls) or cls.__name__.startswith("_")))
-        names |= {name.removesuffix(base.__name__): name for name in usable}
+        usable = sorted(cls.__name__ for cls in subclasses(base) if not inspect.isabstract(cls))
+        names |= {name.removesuffix(base.__name__): name for name in usable if not name.startswith("_")}
     near = nearest(value, names, 0.85) if isinstance(value, str) else None
     return f"; did you mean {names[near]}(...)?" if near else "."
 

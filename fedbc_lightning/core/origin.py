@@ -40,6 +40,12 @@ def is_ours(part: Any) -> bool:
     return str(getattr(part, "__module__", "")).partition(".")[0] == PACKAGE
 
 
+def subclasses(base: type) -> set[type]:
+    """Return all imported classes that are derived from ``base``, directly or not."""
+    children: list[type] = base.__subclasses__()
+    return {cls for child in children for cls in (child, *subclasses(child))}
+
+
 @cache
 def code_hash() -> str:
     """Return the first 12 digits of a SHA-256 hash of all Python files of this package; it takes 10 ms.
