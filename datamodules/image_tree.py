@@ -18,6 +18,9 @@ from .table import as_names, read_names, read_table
 
 Role = Literal["split", "client", "class"]
 
+# What is known of each image: its file, and its part in each role
+Columns = dict[str, list[str]]
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 # Files that tell a folder of a run or a study, whose pictures are no data
 OUTPUTS = ({"partition.json", "partition.png"}, {"study.json", "results.csv"})
@@ -28,7 +31,7 @@ LAYOUT = (
 TABLE = "expected a table with the columns file, below data.root, and client, and perhaps class and split"
 
 
-def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> dict[str, list[str]]:
+def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> Columns:
     """Find the images of a tree.
 
     Args:
@@ -75,7 +78,7 @@ def find_images(root: Path, layout: list[Role] | None, table: Path | None) -> di
     return {role: [values[place] for place in order] for role, values in columns.items()}
 
 
-def _check_names(columns: dict[str, list[str]], roles: Sequence[Role], depth: int) -> None:
+def _check_names(columns: Columns, roles: Sequence[Role], depth: int) -> None:
     """Raise if folders of splits, or all sites' common folder, are taken for a client or for the classes."""
     clients, classes = {*columns.get("client", ())}, {*columns["class"]}
     named = sorted(clients | classes if classes.issubset(SPLIT_NAMES) else clients)
@@ -132,7 +135,7 @@ def _names_under(root: Path, table: Path | None) -> list[str]:
     return sorted(names)
 
 
-def _read(root: Path, table: Path) -> dict[str, list[str]]:
+def _read(root: Path, table: Path) -> Columns:
     """Read the columns of a table of images that are used.
 
     Raises:

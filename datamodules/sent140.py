@@ -82,8 +82,7 @@ class Sent140DataModule(IndexedDataModule):
         tokens, self.vocabulary = tokenize(table["text"].tolist(), self.sequence_length, self.vocabulary_size)
         labels = (table["polarity"].to_numpy() == 4).astype(np.int64)
         clients, names = natural_clients(table["user"].to_numpy(dtype=object))
-        dataset = ArrayDataset((torch.from_numpy(tokens), torch.from_numpy(labels)))
-        return LoadedData(dataset, labels, clients, names)
+        return LoadedData(ArrayDataset((torch.from_numpy(tokens), torch.from_numpy(labels))), labels, clients, names)
 
 
 def tokenize(texts: list[str], sequence_length: int, vocabulary_size: int) -> tuple[np.ndarray, list[str]]:

@@ -66,7 +66,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
         # A byte order mark, with which texts of Project Gutenberg begin, would be part of the first role's name.
         text = path.read_text(encoding="utf-8-sig")
     speeches: dict[str, list[str]] = {}
-    spoken: list[str] | None = None
+    spoken = None
     for paragraph in EMPTY_LINE.split(text.strip("\n")):
         role, _, speech = paragraph.lstrip("\n").partition("\n")
         if role.endswith(":") and role != ":":
@@ -283,8 +283,7 @@ def _check_whole(roles: np.ndarray, partition: Partition, length: int) -> None:
     Raises:
         ConfigurationError: A client has windows of several roles, or not all windows of its role in order.
     """
-    of_each_role = Partition.from_owners(roles, int(roles.max()) + 1)
-    whole = {part.tobytes() for part in of_each_role}
+    whole = {part.tobytes() for part in Partition.from_owners(roles, int(roles.max()) + 1)}
     if not all(part.tobytes() in whole for part in partition):
         raise ConfigurationError(
             "data.partitioner: the windows overlap, and those of one role at several clients would show the model what "

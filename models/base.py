@@ -16,6 +16,9 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.recordable import recordable
 from fedbc_lightning.core.text import shorten
 
+# Inputs and targets, or outputs and targets
+Batch = tuple[Tensor, Tensor]
+
 # Target of a position that is not predicted; it is torch's default ignore_index
 NOT_PREDICTED = -100
 
@@ -87,7 +90,7 @@ class SupervisedModel(LightningModule):
         """
 
     @recordable
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean loss of a batch ``(inputs, targets)``, and log it as ``train_loss``."""
         outputs, targets = self._apply_to(batch)
         loss = self.loss(outputs, targets)
@@ -95,16 +98,16 @@ class SupervisedModel(LightningModule):
         return loss
 
     @recordable
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log ``val_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "val")
 
     @recordable
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Log ``test_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "test")
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the outputs for a batch, such as logits; its targets are not used."""
         return self._apply_to(batch)[0]
 
@@ -115,12 +118,12 @@ class SupervisedModel(LightningModule):
             self.parameters(), lr=hparams["lr"], momentum=hparams["momentum"], weight_decay=hparams["weight_decay"]
         )
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], prefix: str) -> None:
+    def _evaluate(self, batch: Batch, prefix: str) -> None:
         outputs, targets = self._apply_to(batch)
         self.log(f"{prefix}_loss", self.loss(outputs, targets), batch_size=self._weight(targets))
         self.log_metrics(prefix, outputs, targets)
 
-    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _apply_to(self, batch: Batch) -> Batch:
         """Return the outputs for a batch and its targets, with one row per prediction."""
         inputs, targets = batch
         return self(inputs), targets
@@ -263,7 +266,7 @@ class Regressor(SupervisedModel):
         rmse.update(outputs, targets)
         self.log(f"{prefix}_rmse", rmse, batch_size=len(targets))
 
-    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _apply_to(self, batch: Batch) -> Batch:
         """Return predictions and targets ``(B,)`` in float32 or wider; squares in half precision lose most digits."""
         inputs, targets = batch
         outputs = self(inputs)

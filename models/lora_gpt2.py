@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError, needs
 
-from .base import NextToken
+from .base import Batch, NextToken
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -113,7 +113,7 @@ class LoRAGPT2(NextToken):
         adapters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(adapters, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"])
 
-    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _apply_to(self, batch: Batch) -> Batch:
         """Return logits ``(n, vocabulary_size)`` and targets ``(n,)``, where n is B or B L."""
         inputs, targets = batch
         logits = self(inputs)

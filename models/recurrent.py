@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
 
-from .base import Classifier, NextToken
+from .base import Batch, Classifier, NextToken
 
 
 class TokenLSTM(nn.Module):
@@ -99,7 +99,7 @@ class CharLSTM(NextToken):
         """
         return self.head(self.recurrent(inputs))
 
-    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _apply_to(self, batch: Batch) -> Batch:
         """Return logits ``(n, vocabulary_size)`` and targets ``(n,)``, where n is B or B L."""
         inputs, targets = batch
         states = self.recurrent(inputs)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import FiniteNotNegative, NotNegative, above, within
+from fedbc_lightning.core.checks import FiniteNotNegative, NotNegative, Share
 from fedbc_lightning.local import Engine, Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
 from fedbc_lightning.server.arrived_updates import StalenessKind
@@ -65,7 +63,7 @@ class FedAsync(FederatedAlgorithm):
 
     def __init__(
         self,
-        mixing: Annotated[float, above(0), within(0, 1)] = 0.6,
+        mixing: Share = 0.6,
         rho: NotNegative = 0.005,
         staleness: StalenessKind = "polynomial",
         staleness_a: FiniteNotNegative = 0.5,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
+from fedbc_lightning.server.aggregation import Weighting
 
 
 class FedAvg(FederatedAlgorithm):
@@ -48,9 +47,7 @@ class FedAvg(FederatedAlgorithm):
     # As in the FedProx paper, whose FedAvg drops stragglers; McMahan et al. 2017 know none.
     partial_work: PartialWork = "dropped"
 
-    def __init__(
-        self, weighting: Literal["samples", "uniform"] = "samples", robust_rule: RobustRule | None = None
-    ) -> None:
+    def __init__(self, weighting: Weighting = "samples", robust_rule: RobustRule | None = None) -> None:
         self.weighting, self.robust_rule = weighting, robust_rule
         self.scalars_up = int(weighting == "samples")  # n_i
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.local import Engine
 from fedbc_lightning.server import NormalizedAverage, ServerCallback
+from fedbc_lightning.server.aggregation import Weighting
 
 
 class FedNova(FederatedAlgorithm):
@@ -47,8 +46,8 @@ class FedNova(FederatedAlgorithm):
         ConfigurationError: The weighting is unknown, or the clients' optimizer is another than SGD.
     """
 
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
-        self.weighting: Literal["samples", "uniform"] = weighting
+    def __init__(self, weighting: Weighting = "samples") -> None:
+        self.weighting: Weighting = weighting
         self.scalars_up = 1 + int(weighting == "samples")  # K_i, n_i
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.core.checks import Count, Positive
 from fedbc_lightning.local import Engine, MoreauEnvelope
 from fedbc_lightning.server import RobustRule, ServerCallback, ServerSGD
+from fedbc_lightning.server.aggregation import Weighting
 from fedbc_lightning.state import Cohort, ServerState, StateDeclaration
 
 
@@ -63,7 +62,7 @@ class PFedMe(FedAvg):
         personal_lr: Positive = 0.005,
         num_inner_steps: Count = 5,
         server_lr: Positive = 1.0,
-        weighting: Literal["samples", "uniform"] = "uniform",
+        weighting: Weighting = "uniform",
         robust_rule: RobustRule | None = None,
     ) -> None:
         super().__init__(weighting, robust_rule)

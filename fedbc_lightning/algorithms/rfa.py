@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.server import GeometricMedian
+from fedbc_lightning.server.aggregation import Weighting
 
 
 class RFA(FedAvg):
@@ -46,9 +45,7 @@ class RFA(FedAvg):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(
-        self, weighting: Literal["samples", "uniform"] = "samples", smoothing: float = 1e-5, max_iter: int = 100
-    ) -> None:
+    def __init__(self, weighting: Weighting = "samples", smoothing: float = 1e-5, max_iter: int = 100) -> None:
         super().__init__(weighting, GeometricMedian(smoothing, max_iter))
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -64,7 +64,7 @@ class ByzantineClients(Callback):
         update = trainer.layout.read() - z
         sent = -update
         if self.attack == "random":
-            rng: Any = generator(trainer.seed, "byzantine update", trainer.current_round, client)
+            rng = generator(trainer.seed, "byzantine update", trainer.current_round, client)
             sent = torch.randn(z.shape, generator=rng, dtype=torch.float64).to(update)
             sent *= torch.linalg.vector_norm(update) / torch.linalg.vector_norm(sent)
         trainer.federation.bench.row[: len(z)].copy_(z + self.scale * sent)  # the module's parameters are views of it

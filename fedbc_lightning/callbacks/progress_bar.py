@@ -297,7 +297,7 @@ def describe(trainer: RunView) -> str:
 
 def key_numbers(trainer: RunView) -> dict[str, float]:
     """Return the key numbers by name, the most telling first: metrics of the evaluation, losses last."""
-    metrics: dict[str, Any] = trainer.callback_metrics
+    metrics = trainer.callback_metrics
     found = [what for what in map(measured, metrics) if what is not None and what.split == "test"]
     by_place = {place: [what.metric for what in found if what.place == place] for place in ("global", "local")}
     logged = by_place["global"] or by_place["local"]  # no model is everyone's where clients keep parts of their own
@@ -308,7 +308,7 @@ def key_numbers(trainer: RunView) -> dict[str, float]:
 
 def shown_numbers(trainer: RunView) -> str:
     """Return the first key numbers, ε if it is spent, and what the module logs with ``prog_bar=True``."""
-    metrics: dict[str, Any] = trainer.callback_metrics
+    metrics = trainer.callback_metrics
     numbers = key_numbers(trainer)
     shown = {name: value for k, (name, value) in enumerate(numbers.items()) if k < NUM_SHOWN or name == EPSILON}
     for logged in trainer.federation.user.log.on_screen:

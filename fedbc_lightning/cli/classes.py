@@ -93,7 +93,7 @@ def why_no_import(class_path: str) -> str | None:
 
 def find_class(name: str, base: type) -> type | None:
     """Return the class derived from ``base`` that has this name or import path; None if there is none, or several."""
-    known: list[Any] = [cls for cls in subclasses(base) if cls.__name__ == name]
+    known = [cls for cls in subclasses(base) if cls.__name__ == name]
     if not known and "." in name:
         with contextlib.suppress(ImportError, AttributeError):
             known = [import_object(name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -17,10 +17,8 @@ from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.datasets import labels_of_classes
 from fedbc_lightning.data.partition_report import in_words, save_partition_report
+from fedbc_lightning.planning import Plan
 from fedbc_lightning.trainer.arguments import as_datamodule
-
-if TYPE_CHECKING:
-    from fedbc_lightning.planning import Plan
 
 MAX_CLIENT_ROWS = 40
 MAX_CLASS_COLUMNS = 12

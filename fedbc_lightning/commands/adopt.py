@@ -27,6 +27,7 @@ from fedbc_lightning.core.lightning_names import AnyCallback, both, listed
 from fedbc_lightning.core.printing import Console
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import START_METHODS
+from fedbc_lightning.studies.study_run import as_word
 from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS, refused_kind
 
 DESCRIPTION = """\
@@ -84,7 +85,7 @@ def adopt(words: list[str]) -> int:
     adoption = Adoption(yaml.safe_load(source.read_text(encoding="utf-8")), str(source), given)
     text = yaml.safe_dump(adoption.config, sort_keys=False, allow_unicode=True)
     fit = ["fit", "--config", text]
-    parser: Any = capture_parser(FederatedCLI, args=fit, parser_kwargs={"prog": PROG})
+    parser = capture_parser(FederatedCLI, args=fit, parser_kwargs={"prog": PROG})
     parser.parse_args(fit)  # says in one line, before anything is written, what fit could not read
     if out:
         write(out, f"# From {source}, by {PROG} adopt\n{text}")
@@ -135,7 +136,7 @@ class Adoption:
         seed = content.pop("seed_everything", 0)
         self.config["seed_everything"] = 0 if isinstance(seed, bool) or seed is None else seed
         if self.config["seed_everything"] is not seed:
-            self._note(f"seed_everything: {_said(seed)} → 0", "A number, so that a run can be repeated.")
+            self._note(f"seed_everything: {as_word(seed)} → 0", "A number, so that a run can be repeated.")
         self.config["trainer"] = self._trainer(self._mapping("trainer", content.pop("trainer", None)))
         self.config["algorithm"] = "FedAvg"
         self._note("algorithm: FedAvg", f"Added: the plainest method; {PROG} fit --algorithm.help lists the others.")
@@ -183,7 +184,7 @@ class Adoption:
         parameters = inspect.signature(Trainer).parameters
         for name, value in given.items():
             if name not in LIGHTNING_ARGUMENTS:
-                self._note(f"trainer.{name}: {_said(value)}", "Left out: it is no argument of lightning.Trainer.")
+                self._note(f"trainer.{name}: {as_word(value)}", "Left out: it is no argument of lightning.Trainer.")
             elif value is None or repr(value) in map(repr, (parameters[name].default, IMPLIED.get(name))):
                 self._defaults.append(name)
             elif LIGHTNING_ARGUMENTS[name].use is not None or not _is_possible(name, value):
@@ -235,7 +236,7 @@ class Adoption:
 
     def _kept(self, callback: Any) -> Iterator[Any]:
         """Yield the callback, or what takes its place, or nothing."""
-        section: Any = callback if isinstance(callback, dict) else {"class_path": callback}
+        section = callback if isinstance(callback, dict) else {"class_path": callback}
         path = str(section.get("class_path"))
         arguments = self._mapping(f"trainer.callbacks: {path}: init_args", section.get("init_args"))
         cls = find_class(path, AnyCallback)
@@ -299,11 +300,11 @@ class Adoption:
             self._note("rest of trainer", f"Left out, as Lightning's default: {', '.join(self._defaults)}.")
 
     def _change(self, name: str, value: Any, ours: str) -> None:
-        self._note(f"trainer.{name}: {_said(value)} → {ours}", LIGHTNING_ARGUMENTS[name].note)
+        self._note(f"trainer.{name}: {as_word(value)} → {ours}", LIGHTNING_ARGUMENTS[name].note)
 
     def _leave_out(self, name: str, value: Any) -> None:
         use, note = LIGHTNING_ARGUMENTS[name]
-        self._note(f"trainer.{name}: {_said(value)}", f"Left out{f'; use {use}' if use else ''}. {note}")
+        self._note(f"trainer.{name}: {as_word(value)}", f"Left out{f'; use {use}' if use else ''}. {note}")
 
     def _note(self, what: str, why: str) -> None:
         self.changes.append((what, why))
@@ -321,7 +322,3 @@ def _is_possible(name: str, value: Any) -> bool:
     if name == "strategy":
         return str(value) in START_METHODS
     return not (name == "accelerator" and isinstance(value, dict)) and not str(value).startswith("transformer")
-
-
-def _said(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()

@@ -67,7 +67,7 @@ def script(shell: str) -> str:
     with needs("completion needs the package shtab", "completion"):
         import shtab
     parser, parsers = _parsers_of_all_commands()
-    known: Any = {key: choices(base) for key, base in CLASS_KEYS.items()}
+    known = {key: choices(base) for key, base in CLASS_KEYS.items()}
     ours = {key: [cls for cls in classes if is_ours(cls)] or classes for key, classes in known.items()}
     for option in sorted({
         f"--{key}.{name}" for key in ("algorithm", "model", "data") for cls in ours[key] for name in arguments_of(cls)

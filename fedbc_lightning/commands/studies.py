@@ -114,7 +114,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
     if "reference" in options and study.reference not in (None, study.reference_name):
-        left = ", ".join(method.name for method in study.methods)
+        left = ", ".join(study.method_names)
         raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
     layered = [key for content in layers[1:] for key in content.get("overrides", {})]
     for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out

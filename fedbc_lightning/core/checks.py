@@ -131,7 +131,7 @@ def checked(section: str) -> Callable[[Made], Made]:
     """Let the ``__init__`` of a class, such as a dataclass, check its arguments as that of :class:`Checked` does."""
 
     def decorate(cls: Made) -> Made:
-        init: Any = cls.__init__  # type: ignore[misc]
+        init = cls.__init__  # type: ignore[misc]
         own = _names(init)
         has_others = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(init).parameters.values())
 
@@ -205,7 +205,7 @@ def shown(value: Any) -> str:
 @cache
 def hints_of(owner: type) -> dict[str, Any]:
     """Return the types of a class's arguments; none where they are imported for type checkers alone."""
-    constructor: Any = owner if is_dataclass(owner) else owner.__init__  # type: ignore[misc]
+    constructor = owner if is_dataclass(owner) else owner.__init__  # type: ignore[misc]
     try:
         return get_type_hints(constructor, include_extras=True)
     except NameError:

@@ -10,6 +10,9 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+# Values of metrics by their names
+Metrics = dict[str, float]
+
 
 class Place(NamedTuple):
     """A model, or a summary over clients, of which a metric is measured.

@@ -210,6 +210,9 @@ def trace(function: Callable[..., Any], inputs: Any) -> fx.GraphModule:
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # A process whose first backward pass comes after a trace has threads of autograd's, and cannot be forked any more.
+    with torch.enable_grad():
+        torch.ones(1, requires_grad=True).sum().backward()
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
 

@@ -210,7 +210,7 @@ class FederatedDataModule(Checked, OuterDataModule):
 
     def num_batches(self) -> np.ndarray:
         """Return the number of training batches per epoch of each client, int64 ``(N,)``."""
-        found: np.ndarray = num_batches(self.num_samples("train"), self.batch_size, self.drop_last)
+        found = num_batches(self.num_samples("train"), self.batch_size, self.drop_last)
         if self.has_own_batches:
             sets = (self.client_dataset(client, "train") for client in range(self.num_clients))
             own = {client: each.num_batches for client, each in enumerate(sets) if isinstance(each, OwnBatches)}
@@ -290,7 +290,7 @@ class FederatedDataModule(Checked, OuterDataModule):
         is_own = getattr(method, "__func__", None) is not vars(FederatedDataModule)[name]
         found = [] if is_own else [self.client_dataset(client, split) for client in clients]
         if is_own or any(isinstance(dataset, OwnBatches) for dataset in found):
-            what: dict[str, Any] = {"split": split} if is_eval else {"round": round, "seed": seed}
+            what = {"split": split} if is_eval else {"round": round, "seed": seed}
             made = [loader for loader in (method(k, device=device, **what) for k in clients) if loader is not None]
             return OwnLoaders(made) if len(made) == len(clients) else None
 

@@ -234,5 +234,4 @@ def _num_samples(loader: Any) -> int | None:
     """Return how many samples a loader yields in an epoch, as far as its parts tell."""
     if not isinstance(loader, DataLoader) or (loader.batch_size is None and loader.batch_sampler is None):
         return None
-    data: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
-    return sized_len(data)
+    return sized_len(loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler)

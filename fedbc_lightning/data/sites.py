@@ -115,7 +115,7 @@ class SitesDataModule(FederatedDataModule):
         if isinstance(train, Mapping) and names is None:
             names = list(train)
         given = {"train": train, "test": test, "val": val, "names": names, "sizes": sizes}
-        lists: dict[str, Any] = {name: _in_order(value, names, f"data.{name}") for name, value in given.items()}
+        lists = {name: _in_order(value, names, f"data.{name}") for name, value in given.items()}
         if not len(train):
             raise ConfigurationError("data.train: no site; give one or more")
         for name, listed in lists.items():
@@ -228,7 +228,7 @@ class SitesDataModule(FederatedDataModule):
     def _make_datasets(self, client: int, split: str) -> BySplit:
         if client in self.elsewhere:
             # Whoever has not asked counts one sample, which nobody reads: a worker trains its own clients alone.
-            unknown: BySplit = {"train": DataElsewhere([1]), "val": None, "test": None}
+            unknown = {"train": DataElsewhere([1]), "val": None, "test": None}
             return {**self._facts.get(client, unknown)}
         made = super()._make_datasets(client, split)
         own = self._site(client).get("val")

@@ -45,6 +45,10 @@ class Lost(NamedTuple):
     reason: str
 
 
+# Place of a message among those that were asked, and its answer
+Numbered = tuple[int, bytes | Lost]
+
+
 class Backend(Checked, ABC):
     """Base class of backends, which carry messages to workers and bring their answers back.
 
@@ -78,7 +82,7 @@ class Backend(Checked, ABC):
         return 1
 
     @abstractmethod
-    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
+    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[Numbered]:
         """Have all messages of a round or an evaluation answered, and yield the index of each with its answer.
 
         Answers may come in any order.
@@ -102,7 +106,7 @@ class Backend(Checked, ABC):
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
-def in_order(answers: Iterable[tuple[int, bytes | Lost]], asks: Sequence[Ask], where: str) -> Iterator[bytes | Lost]:
+def in_order(answers: Iterable[Numbered], asks: Sequence[Ask], where: str) -> Iterator[bytes | Lost]:
     """Yield the first answer to each message in the order of the messages, however they come.
 
     A message without one is lost; one line says of any other answer that it is not used.

@@ -176,7 +176,7 @@ def make_fabric(
     """
     given, (who, each, nodes) = (devices, num_nodes), launched() or ("", devices, 1)
     devices, num_nodes = (each if devices == "auto" else devices), (nodes if num_nodes == "auto" else num_nodes)
-    settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
+    settings = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
     make = partial(UnpatchedFabric, accelerator=accelerator, **settings)
     try:
         fabric = make(strategy=strategy)

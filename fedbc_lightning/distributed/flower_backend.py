@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedbc_lightning.core.checks import NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
+from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Numbered, Worker
 from fedbc_lightning.distributed.flower_messages import content_of, parts_of
 from fedbc_lightning.distributed.interrupts import raising
 
@@ -88,10 +88,10 @@ class Flower(Backend):
         self._queries: dict[str, _Sent] | None = None  # messages by id that ask SuperNodes which client they are
         self._known = set[int]()
 
-    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
+    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[Numbered]:
         """Have the messages answered by the SuperNodes of their clients."""
         self._find_nodes({client for ask in asks for client in ask.clients})
-        waiting, come = dict[str, _Sent](), list[tuple[int, bytes | Lost]]()
+        waiting, come = dict[str, _Sent](), list[Numbered]()
         for index, ask in enumerate(asks):
             (client,) = ask.clients
             sent = _Sent(index, self._nodes.get(client), "train", {"start": start, "down": ask.down})
@@ -116,7 +116,7 @@ class Flower(Backend):
         waiting |= {} if name is None else {name: sent}
         return name is not None
 
-    def _pull(self, waiting: dict[str, _Sent]) -> Iterator[tuple[int, bytes | Lost]]:
+    def _pull(self, waiting: dict[str, _Sent]) -> Iterator[Numbered]:
         """Yield the answers that have come, and ask again where only a process was lost; else wait a little."""
         found = self._call("pull_messages", [*waiting]) if waiting else []
         for reply in found:

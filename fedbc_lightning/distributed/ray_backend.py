@@ -22,7 +22,7 @@ from fedbc_lightning.core.checks import Count, NotNegative
 from fedbc_lightning.core.errors import FRAMEWORKS, ConfigurationError, add_note, in_one_line, needs, notes_of
 from fedbc_lightning.core.machine import num_cores
 from fedbc_lightning.core.text import shorten
-from fedbc_lightning.distributed.backend import Ask, Backend, Lost, Worker
+from fedbc_lightning.distributed.backend import Ask, Backend, Numbered, Worker
 from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.distributed.interrupts import check
 
@@ -109,14 +109,14 @@ class Ray(Backend):
         self._actors.add(actor)
         self._running[actor.begin.remote([self._maker], sys.path)] = actor, None
 
-    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[tuple[int, bytes | Lost]]:
+    def work(self, start: bytes, asks: Sequence[Ask]) -> Iterator[Numbered]:
         """Have the messages answered, longest first."""
         self.num_workers(len(asks))
         # Once per round, and in a list, since Ray would read it once more for each message.
         reference = [self._ray.put(start)]
         todo = sorted(range(len(asks)), key=lambda index: asks[index].num_steps)
         self._losses.clear()
-        num_left, come = len(asks), list[tuple[int, bytes | Lost]]()
+        num_left, come = len(asks), list[Numbered]()
         while num_left:
             while todo and self._free:
                 actor, next_one = self._free.pop(), todo.pop()

@@ -182,19 +182,34 @@ class StepFunction:
         gradients, (losses, values, buffers) = step(*parts, batch)
         return StepOutput(gradients, losses, with_tensors(calls, values), buffers)
 
-    def evaluated(
-        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *, is_one_model: bool
-    ) -> list[LoggedCall]:
-        """Take a validation or test step of K clients, without gradients, and return what it logs.
+    def single_evaluation(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
+    ) -> StepOutput:
+        """Take a validation or test step of one model, without gradients; 0 stands for the loss, which it has not.
 
         Args:
-            parameters: The parameters, shaped as in the module if all clients have one model, else with K in front.
-            batch: The batches of the clients, with K in front.
-            is_one_model: Whether all clients have the same parameters.
+            parameters: The parameters and buffers, shaped as in the module.
+            batch: The batch.
+            batch_idx: Number of the batch.
 
         Raises:
             NotRecordableError: The step logs something else than numbers.
         """
+        return StepOutput((), parameters[0].new_zeros(()), self._logged(parameters, batch, batch_idx)[1])
+
+    def mapped_evaluation(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
+    ) -> StepOutput:
+        """Take this step of K models at once, each on its own batch; all tensors have K in front."""
+        return self._evaluated(0, parameters, batch)
+
+    def shared_evaluation(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
+    ) -> StepOutput:
+        """Take this step of one model on K batches, which have K in front."""
+        return self._evaluated(None, parameters, batch)
+
+    def _evaluated(self, dim: int | None, parameters: Sequence[Tensor], batch: Sequence[Tensor]) -> StepOutput:
         calls: list[LoggedCall] = []
 
         def logged(parameters: list[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
@@ -202,8 +217,8 @@ class StepFunction:
             return tensors_of(calls)
 
         # An evaluation that draws numbers would give each client other ones than alone; vmap refuses it.
-        step = vmap(logged, in_dims=(None if is_one_model else 0, 0), randomness="error")
-        return with_tensors(calls, step(list(parameters), batch))
+        values = vmap(logged, in_dims=(dim, 0), randomness="error")(list(parameters), batch)
+        return StepOutput((), parameters[0].new_zeros(()), with_tensors(calls, values))
 
     def written(self, batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the module's step as it is written, on its own parameters, which are left without gradients.
@@ -252,11 +267,14 @@ class StepFunction:
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Tensor, list[LoggedCall], list[Tensor]]:
         """Return the loss of a step, what it logged, and the buffers that it leaves."""
-        (output, buffers), calls = self._logged(parameters, batch, batch_idx)
+        num_entries = len(self.layout.entries)
+        # A step writes into its buffers in place: what it was given must stay.
+        given = [*parameters[:num_entries], *(buffer.clone() for buffer in parameters[num_entries:])]
+        (output, buffers), calls = self._logged(given, batch, batch_idx)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise NotRecordableError("training_step returns no loss")
-        forms = [[(b.shape, b.dtype) for b in of] for of in (parameters[len(self.layout.entries) :], buffers)]
+        forms = [[(b.shape, b.dtype) for b in of] for of in (parameters[num_entries:], buffers)]
         if forms[0] != forms[1]:
             raise NotRecordableError("it changes the shape or dtype of a buffer")
         return loss.reshape(()), calls, [buffer.detach() for buffer in buffers]
@@ -265,13 +283,11 @@ class StepFunction:
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Any, list[LoggedCall]]:
         """Return what a step returns with the buffers that it leaves, and what it logs."""
-        calls, num_entries = LoggedCalls(), len(self.layout.entries)
+        calls = LoggedCalls()
         children = list(self.user.module.modules())
         before = [(dict(parameters_of(child)), dict(buffers_of(child))) for child in children]
         names = [*(entry.name for entry in self.layout.entries), *self.layout.buffer_names]
-        # A step writes into its buffers in place: what it was given must stay.
-        given = [*parameters[:num_entries], *(buffer.clone() for buffer in parameters[num_entries:])]
-        named = {f"module.{name}": tensor for name, tensor in zip(names, given, strict=False)}
+        named = {f"module.{name}": tensor for name, tensor in zip(names, parameters, strict=False)}
         try:
             with collecting(self.user, calls), self.user.autocast():
                 output = functional_call(self._step, named, (batch, batch_idx))

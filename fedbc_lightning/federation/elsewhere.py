@@ -140,8 +140,7 @@ class Elsewhere:
             for group in (of[k : k + most] for k in range(0, len(of), most)):
                 best = federation.user.best_metrics.values
                 best = {key: held for key, held in best.items() if int(key.split()[-1]) in group}
-                state = self._state(group, is_evaluated=True)
-                down = Down(group, [], None, **state, best_metrics=best)
+                down = Down(group, [], None, **self._state(group, is_evaluated=True), best_metrics=best)
                 asks.append(Ask(group, int(sizes[group].sum()), encode(down)))
         for measured, _ in self._answers(messages.Measured, encode(start), asks, round):
             if measured is not None:

@@ -158,7 +158,7 @@ def check_start(start: RoundStart, federation: Federation) -> None:
         MessageError: It does not; the message names the field.
     """
     places, rates = federation.layout.places, federation.schedule.learning_rates
-    hooks: dict[str, Any] = {"options": each(dict), "schedulers": each(dict), "evaluating": each(str)}
+    hooks = {"options": each(dict), "schedulers": each(dict), "evaluating": each(str)}
     hooks |= {"frozen": each(str), "attributes": named(_kind_of_attribute)}
     _check(start, {
         "task": ("train", "evaluate"), "round": int, "grad_scale": _is_scale, "hooks": named(hooks, hooks),

@@ -39,7 +39,7 @@ def facts_of(datamodule: FederatedDataModule, clients: list[int]) -> Facts:
     """Return what clients tell of their data."""
     counts = []
     for client in clients:
-        found: dict[str, list[int]] = {}
+        found = {}
         for split in SPLITS:
             dataset = datamodule.client_dataset(client, split)
             labels = None if dataset is None else labels_of(dataset)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.metric_names import Metrics
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -35,6 +36,7 @@ from fedbc_lightning.server import Sums
 from fedbc_lightning.server.aggregation import AveragedBuffers
 from fedbc_lightning.server.arrived_updates import forget_lost
 from fedbc_lightning.state import BufferPolicy, ClientStore, Cohort, ServerState, Weights, WrittenParametersError
+from fedbc_lightning.state.declaration import Record
 
 
 class PlannedRound(NamedTuple):
@@ -285,7 +287,7 @@ class Federation:
         )
         self.clients = ClientStore(self.datamodule.num_clients, self.declaration, initial, self._client_dtype)
 
-    def run_round(self, round: int) -> dict[str, float]:
+    def run_round(self, round: int) -> Metrics:
         """Train the sampled clients and stage the next state; nothing is committed.
 
         Returns:
@@ -349,7 +351,7 @@ class Federation:
     def _train_share(self, participants: Participants, sums: Sums) -> results.TrainedShare:
         """Have this rank's clients of the round trained, here or elsewhere, and take what they send into the sums."""
         server, written = self.server, list[str]()
-        counters, records = server["counters"].clone(), list[tuple[int, dict[str, Any]]]()
+        counters, records = server["counters"].clone(), list[tuple[int, Record]]()
         # Once per round: a random code of z must be the same for all clients.
         received, started = self.channel.broadcast(server), time.perf_counter()
         for cohort in (self.train_elsewhere or self._train_here)(participants, received, written):
@@ -471,7 +473,7 @@ class Federation:
             yield
             stack.pop_all()  # there was no error
 
-    def commit(self, round: int, metrics: dict[str, float]) -> None:
+    def commit(self, round: int, metrics: Metrics) -> None:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
         self.schedule.step(round, metrics)
         valid = self.server.valid_records

@@ -244,8 +244,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _say_that_scratch_is_put_back(federation: Federation, hook: str, before: Sequence[Tensor | None]) -> None:
     """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
-    user = federation.user
-    pairs = zip(user.scratch, before, strict=True)
+    pairs = zip(federation.user.scratch, before, strict=True)
     names = [each.full_name for each, then in pairs if not is_same(each.copy(), then)]
     if names:
         federation.bench.say(

@@ -91,7 +91,7 @@ def _trained(federation: Federation, client: int) -> dict[str, Any]:
         federation.algorithm.client_update(federation.engine, cohort, federation.server)
     row = torch.cat([cohort.w, cohort.kept], dim=1)[0] if cohort.kept.numel() else cohort.w[0]
     tensors = layout.named_slices(row) | layout.named_buffers(cohort.buffers[0], cohort.counters[0])
-    found: dict[str, Any] = {f"'{name}'": tensor.clone() for name, tensor in tensors.items()}
+    found = {f"'{name}'": tensor.clone() for name, tensor in tensors.items()}
     return found | {f"column '{name}'": value for name, value in cohort.records[0].items()}
 
 
@@ -113,7 +113,7 @@ class SharedAttributes:
 
     def __init__(self, federation: Federation) -> None:
         user, data = federation.user, federation.datamodule
-        owners: list[tuple[str, Any]] = [(f"model.{k}".rstrip("."), each) for k, each in user.module.named_modules()]
+        owners = [(f"model.{k}".rstrip("."), each) for k, each in user.module.named_modules()]
         owners += [(type(each).__name__, each) for each in user.hooks.callbacks if not is_ours(each)]
         owners += [("data", each) for each in {id(each): each for each in (data.users_module, data)}.values()]
         classes = dict.fromkeys(cls for _, owner in owners for cls in type(owner).__mro__)

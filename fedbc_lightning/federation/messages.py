@@ -221,7 +221,7 @@ def decode(data: bytes, kind: type[Kind], check: Callable[[Kind], None] | None =
     Raises:
         MessageError: They are no such message: another type or version, or broken off.
     """
-    makers: Any = {"tuple": tuple, "frozenset": frozenset, "set": set}
+    makers = {"tuple": tuple, "frozenset": frozenset, "set": set}
     tensors = dict[str, Tensor]()
 
     def whole(value: Any, make: Callable[..., Tensor] = _whole) -> Any:

@@ -86,8 +86,7 @@ class PoissonSampler(ClientSampler):
         """Return the clients of a round in random order."""
         rng = secret_generator(read_secret(self._secret), seed, "sampling", round)
         # The order in which clients take their turns is random, too: the public style of FedBC depends on it.
-        order = rng.permutation(num_clients)
-        return order[rng.random(num_clients) < num_sampled / num_clients].tolist()
+        return rng.permutation(num_clients)[rng.random(num_clients) < num_sampled / num_clients].tolist()
 
 
 def num_sampled(clients_per_round: int | float, num_clients: int) -> int:

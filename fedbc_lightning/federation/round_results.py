@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import MISSING, SIMULATED_SECONDS, has_value, train_name
+from fedbc_lightning.core.metric_names import MISSING, SIMULATED_SECONDS, Metrics, has_value, train_name
 from fedbc_lightning.core.text import shorten
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import ClientStore, ServerState, WrittenParametersError
+from fedbc_lightning.state.declaration import Record, Records
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,12 @@ class TrainedShare(NamedTuple):
         written: Names of the frozen parameters that training wrote.
     """
 
-    records: list[tuple[int, dict[str, Any]]]
+    records: list[tuple[int, Record]]
     counters: Tensor
     written: list[str]
 
 
-def join_processes(
-    fabric: Fabric, share: TrainedShare, clients: ClientStore, sums: Sums
-) -> tuple[list[dict[str, Any]], Tensor]:
+def join_processes(fabric: Fabric, share: TrainedShare, clients: ClientStore, sums: Sums) -> tuple[Records, Tensor]:
     """Reduce the sums and exchange what was staged for the clients.
 
     Args:
@@ -71,7 +70,7 @@ def join_processes(
     if sizes := {name: size for *_, theirs in gathered for name, size in theirs.items()}:
         flat = sum_over_ranks(fabric, torch.cat([sums.total(name, size) for name, size in sizes.items()]))
         sums.totals = dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
-    records, counters = list[tuple[int, dict[str, Any]]](), share.counters
+    records, counters = list[tuple[int, Record]](), share.counters
     for rank, (theirs, staged, kept, _) in enumerate(gathered):
         records += theirs.records
         counters = torch.maximum(counters, theirs.counters.to(counters.device))
@@ -143,7 +142,7 @@ def record_missing(server: ServerState, participants: Participants, num_samples:
         server.log(SIMULATED_SECONDS, participants.ended)
 
 
-def _row(client: int, num_samples: np.ndarray, status: str) -> dict[str, Any]:
+def _row(client: int, num_samples: np.ndarray, status: str) -> Record:
     size = int(num_samples[client])
     return {"client": client, "num_samples": size, "num_steps": 0, "status": status, "weight": 0.0}
 
@@ -180,13 +179,13 @@ def record_arrivals(server: ServerState, num_samples: np.ndarray) -> None:
     server.log("staleness/max", float(max(found)))
 
 
-def round_metrics(server: ServerState) -> dict[str, float]:
+def round_metrics(server: ServerState) -> Metrics:
     """Collect the clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
     valid = server.valid_records
     kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
     # In the order of first appearance, so that the columns of metrics.csv do not depend on the process.
     names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
-    metrics: dict[str, float] = {}
+    metrics = {}
     for name in names:
         there = [(record[name], record["num_samples"]) for record in valid if name in record]
         having = [(value, size) for value, size in there if has_value(name, value)]

@@ -154,7 +154,7 @@ class Simulation:
         missing, late = dict(drawn.missing), dict(drawn.late)
         asked = participation.num_steps(drawn.sampled, late)
         steps, down, up = self._costs(round, asked)
-        seconds: dict[int, float] = {}
+        seconds = {}
         for client, wanted, taken in zip(drawn.sampled, asked, steps, strict=True):
             if missing.get(client) == "absent":
                 continue
@@ -235,7 +235,7 @@ class Simulation:
     def _let_start(self, round: int, clients: list[int], clock: Clock) -> dict[int, float]:
         """Let clients start now, and return how long each of them takes."""
         steps, down, up = self._costs(round, self.participation.num_steps(clients))
-        seconds: dict[int, float] = {}
+        seconds = {}
         for client, taken in zip(clients, steps, strict=True):
             seconds[client] = clock.seconds(client, taken, down, up)
             # Ties are broken by the order of starting, which is the same on all machines.

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedbc_lightning.core.checks import FinitePositive, UnitInterval, above, check_arguments, checked, within
+from fedbc_lightning.core.checks import FinitePositive, Share, UnitInterval, check_arguments, checked, within
 from fedbc_lightning.core.clients import find_clients
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
@@ -41,7 +41,7 @@ class Diurnal:
             equally many clients are there at all times; with less, their number rises and falls.
     """
 
-    share: Annotated[float, above(0), within(0, 1)] = 0.5
+    share: Share = 0.5
     period: FinitePositive = 86400.0
     spread: UnitInterval = 1.0
 

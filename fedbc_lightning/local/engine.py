@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.local.contrast import ModelContrast
+from fedbc_lightning.local.solvers import Solver
+from fedbc_lightning.local.terms import AfterStep, Term
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.layout import ParameterLayout
-
-if TYPE_CHECKING:
-    from fedbc_lightning.data import FederatedDataModule
-    from fedbc_lightning.local.contrast import ModelContrast
-    from fedbc_lightning.local.solvers import Solver
-    from fedbc_lightning.local.terms import AfterStep, Term
-
 
 Trains = Literal["all", "shared", "local"]
 """Part of the model that a local training moves."""

@@ -10,16 +10,14 @@ import copy
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.checks import Checked, NotNegative
 from fedbc_lightning.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fedbc_lightning.state.layout import ParameterLayout
+from fedbc_lightning.state.layout import ParameterLayout
 
 
 class Penalty(Checked):

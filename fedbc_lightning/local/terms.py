@@ -6,16 +6,14 @@ clipping, for the trainable parameters only. Therefore a term works with any opt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import VALUES_AT_ONCE, pieces, upload
-
-if TYPE_CHECKING:
-    from fedbc_lightning.state.cohort import Cohort
-    from fedbc_lightning.state.declaration import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 
 class Term(Protocol):

@@ -421,7 +421,7 @@ def _sizes(configured: Configured) -> list[int]:
     return [sum(p.numel() for p in group["params"]) for group in configured.groups]
 
 
-def _changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _changes(before: Groups, after: Groups) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in now.items() if value != was.get(name)}
         for was, now in zip(before, after, strict=True)

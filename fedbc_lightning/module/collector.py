@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides, own_base
-from fedbc_lightning.core.metric_names import are_names
+from fedbc_lightning.core.metric_names import Metrics, are_names
 from fedbc_lightning.core.private_lightning import forward_value, sizes_in
 
 # NumPy's scalars have the bits of torch's operations on scalar tensors, which cost 3 us where these cost 1 us
@@ -369,7 +369,7 @@ class MetricCollector:
         self.end_epoch()
         return {name: mean.value() for name, mean in self._totals.items()}
 
-    def logged(self) -> dict[str, float]:
+    def logged(self) -> Metrics:
         """Return the values by their names as they were logged."""
         means = self.means()
         return dict(zip(means, read(means.values()), strict=True))
@@ -390,9 +390,9 @@ class ColumnCollector(MetricCollector):
         is_column = isinstance(value, Tensor)
         return value.detach().expand(self._num_clients) if is_column else one_number(name, value)
 
-    def results(self) -> list[dict[str, float]]:
+    def results(self) -> list[Metrics]:
         """Return for each client the values by their names without the prefix of the stage."""
-        found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
+        found: list[Metrics] = [{} for _ in range(self._num_clients)]
         for name, mean in by_plain_name(self.means()).items():
             values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
             for result, value in zip(found, values, strict=True):

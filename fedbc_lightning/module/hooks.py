@@ -7,15 +7,13 @@ Callbacks are called first. ``docs/howto/hooks.md`` has a table of the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
 
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.origin import is_ours
-
-if TYPE_CHECKING:
-    from fedbc_lightning.module.trainer_proxy import ModuleTrainer
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",

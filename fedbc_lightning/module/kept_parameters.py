@@ -32,7 +32,7 @@ def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy
     layers = {name: child for name, child in module.named_modules() if isinstance(child, BatchNorm)}
     norms = {f"{prefix}.{name}".lstrip(".") for prefix, child in layers.items() for name, _ in child.named_parameters()}
     # Parameters, not names: a tied parameter has several names, and stays with the client if one of them fits.
-    kept: set[nn.Parameter] = set()
+    kept = set()
     for pattern in patterns:
         names = [name for name in named if (name in norms if pattern == BATCH_NORM else fnmatchcase(name, pattern))]
         if not names:

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -25,15 +25,13 @@ from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.metric_names import measured
+from fedbc_lightning.core.metric_names import Metrics, measured
 from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
+from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.kept_optimizers import KeptState, kept_by, parameters_of, unwrapped, with_parts
 from fedbc_lightning.module.monitors import is_of_evaluation, name_in_log
 from fedbc_lightning.state.cohort import Cohort, Taken
-
-if TYPE_CHECKING:
-    from fedbc_lightning.module.adapter import UserModule
-    from fedbc_lightning.state.declaration import StateDeclaration
+from fedbc_lightning.state.declaration import StateDeclaration
 
 # Number of epochs or steps between kept states; no client is stepped through more than these
 STRIDE = 100
@@ -78,7 +76,7 @@ class Configured:
     state: KeptState
 
     @property
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> Groups:
         """The parameter groups of all optimizers, one after the other."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
@@ -236,8 +234,7 @@ class FastForward:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that their optimizer has not stepped
             for done in range(start + 1, count + 1):
-                due: list[Any] = [config.scheduler for config in configs if done % config.frequency == 0]
-                for scheduler in due:
+                for scheduler in [config.scheduler for config in configs if done % config.frequency == 0]:
                     scheduler.step()
                 if done % STRIDE == 0:
                     known[done] = ScheduleState.read(optimizer.param_groups, configs)
@@ -286,7 +283,7 @@ class RoundSchedulers:
                     f"{', '.join(there)}."
                 )
 
-    def step(self, round: int, metrics: dict[str, float]) -> None:
+    def step(self, round: int, metrics: Metrics) -> None:
         """End a round; a scheduler that monitors a metric moves in the rounds in which that is finite."""
         # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
         # clients. Schedulers warn of an optimizer that has not stepped.

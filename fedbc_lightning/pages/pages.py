@@ -21,7 +21,7 @@ from fedbc_lightning.run.run_warnings import remarks
 from fedbc_lightning.run.tables import read_rows
 from fedbc_lightning.studies.conclusions import claim_sentences, finding_sentences, judge
 from fedbc_lightning.studies.drawing import COLORS, colors_of
-from fedbc_lightning.studies.numbers import Cells, Rows, is_share, layout, mean_and_deviation, number
+from fedbc_lightning.studies.numbers import Cells, is_share, layout, mean_and_deviation, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.results import AXES, RECORD, StudyRecord, finished, read_record, rows_of_run
 from fedbc_lightning.studies.statistics import OF_PAPERS, evaluated, reported_rows
@@ -190,7 +190,7 @@ def _client_table(study: Study, variant: str, runs: Sequence[Run], metric: str, 
     """Return a row per client with its numbers, in a column per algorithm and model."""
     what, first = measured(metric) or Measured(metric), runs[0].record
     # Client 3 of another seed may hold other data; clients with names are the same in all seeds.
-    is_named, names = bool(first.partition.get("client_names")), [method.name for method in study.methods]
+    is_named, names = bool(first.partition.get("client_names")), study.method_names
     seeds = list(dict.fromkeys(run.seed for run in runs))[: None if is_named else 1]
     models: dict[str, list[pd.Series]] = {}
     for run in sorted(runs, key=lambda run: names.index(run.method)):
@@ -290,7 +290,7 @@ def _run_notices(run: RunRecord) -> Iterator[str]:
 
 
 def _run_numbers(run: RunRecord) -> Iterator[Block]:
-    table: Rows = [["metric", "unit", "last round", "mean of last tenth", "best round", "round of the best"]]
+    table = [["metric", "unit", "last round", "mean of last tenth", "best round", "round of the best"]]
     for name in [name for columns in _columns(evaluated(run.metrics)).values() for name in columns.values()]:
         is_low = is_lower_better(name)
         found = [reported_rows(run.metrics, report, name, is_lower_better=is_low) for report in OF_PAPERS]

@@ -11,10 +11,9 @@ import pandas as pd
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.pages import page_figures
-from fedbc_lightning.pages.page import Block, Code, Gallery, Picture, Table
+from fedbc_lightning.pages.page import Block, Code, Gallery, Table
 from fedbc_lightning.pages.page_figures import spread
 from fedbc_lightning.run.run_record import NOT_RECORDED, RunRecord
-from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.results import totals
 
 # Records of finished runs by variant, algorithm and seed; a single run has no variant.
@@ -76,7 +75,7 @@ def state_blocks(records: Records) -> Iterator[Block]:
     for (variant, algorithm, _), run in records.items():
         if variant in spread(variants, MAX_VARIANTS):
             first.setdefault(", ".join(filter(None, [algorithm, variant if len(variants) > 1 else ""])), run)
-    pictures: list[Picture] = []
+    pictures = []
     for column, symbol in STATE.items():
         for title, run in first.items():
             values = state_of(run, column)
@@ -221,7 +220,7 @@ def cost_blocks(records: Records) -> Iterator[Block]:
     ])  # fmt: skip
     if costs.empty:
         return
-    rows: Rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
+    rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
                    "local steps"]]  # fmt: skip
     for (variant, algorithm), runs in costs.groupby(["variant", "algorithm"], sort=False):
         mean = runs.mean(numeric_only=True)

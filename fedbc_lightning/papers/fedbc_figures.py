@@ -42,7 +42,7 @@ def figure_2(record: StudyRecord) -> Figure:
     """
     figure, panels = panels_of(2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
-        swept: dict[float, list[float]] = {}
+        swept = {}
         for name, color in colors_of(record.study).items():
             values = [_reported(record, run, Measured("accuracy", place).name) for run in finished(record.states, name)]
             if "γ" in _levels(name):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -117,7 +116,7 @@ def figure_5(record: StudyRecord) -> Figure:
         nearest = min(runs, key=lambda run: abs(math.log(_probability(run) / best)))
         for run, shade in zip(runs, np.linspace(0.0, 0.85, len(runs)), strict=True):
             values, factor = errors_of(run), _probability(run) / best
-            style: dict[str, Any] = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
+            style = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
             if run is nearest:
                 style = {"color": "#c1121f", "linestyle": ":", "linewidth": 2.0, "marker": "^", "zorder": 3}
             label = f"{_probability(run):.3f} = {factor:.2g} p*"
@@ -138,8 +137,7 @@ def read_problem(run: Run) -> MixtureProblem:
 
 def errors_of(run: Run) -> np.ndarray:
     """Return the relative error after 0, 1, 2, ... communications."""
-    logged = run.record.metrics
-    return np.concatenate([[1.0], 10 ** logged[ERROR].to_numpy()[1:]])
+    return np.concatenate([[1.0], 10 ** run.record.metrics[ERROR].to_numpy()[1:]])
 
 
 def cost_of(run: Run) -> dict[str, int]:

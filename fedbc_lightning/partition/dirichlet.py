@@ -151,8 +151,7 @@ class InnerDirichlet(Partitioner):
             class_of_place[free[served]] = drawn[served]
             left = left - np.minimum(asked, left)
             free = free[~served]
-        owners = client_of_place[np.argsort(class_of_place, kind="stable")]
-        return Partition.from_owners(owners, len(sizes), by_class)
+        return Partition.from_owners(client_of_place[np.argsort(class_of_place, kind="stable")], len(sizes), by_class)
 
     def _draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
         check_enough_samples(num_samples, self.num_clients)

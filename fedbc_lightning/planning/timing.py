@@ -148,8 +148,7 @@ class RoundTimer:
         engine = self._federation.engine
         recorder, asked = engine.bench.recorder, engine.bench.local
         recorder.record_after = {"single": 2, "mapped": 2}  # most steps of a long run are recorded
-        groups = engine.group(range(len(round.ids)), round.steps, ())
-        ids = [round.ids[p] for p in max(groups, key=len)]
+        ids = [round.ids[p] for p in max(engine.group(range(len(round.ids)), round.steps, ()), key=len)]
         self._sums = Sums(engine.bench.user.device)
         try:
             first, num_steps = self._timed(ids, 2)

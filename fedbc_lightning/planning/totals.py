@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
     """Draw the rounds of a run; all of them if :data:`MAX_DRAW_SECONDS` suffices."""
     until = time.perf_counter() + MAX_DRAW_SECONDS
-    first: list[PlannedRound] = []
+    first = []
     times = Counter[int]()
     steps = up = down = sampled = count = 0
     while count < num_rounds and (count < NUM_FIRST or time.perf_counter() < until):
@@ -151,8 +151,7 @@ def checkpoint_bytes(run: Run) -> int:
     # A checkpoint of the real content is serialised, but nothing is kept: tensors, names and callbacks all count.
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
-    content = run_checkpoint(run, states_of_users(run), no_rows, is_last=True)
-    torch.save(content, sink)
+    torch.save(run_checkpoint(run, states_of_users(run), no_rows, is_last=True), sink)
     return sink.size
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.metric_names import is_of_clients, measured
+from fedbc_lightning.core.metric_names import Metrics, is_of_clients, measured
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.module.adapter import step_stage
@@ -50,7 +50,7 @@ def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Liter
     return evaluation
 
 
-def evaluate_once(run: Run) -> dict[str, float]:
+def evaluate_once(run: Run) -> Metrics:
     """Evaluate the models of a run that was set up for ``validate`` or ``test``, and return the metrics by name.
 
     Raises:

@@ -35,8 +35,7 @@ def method_of(folder: Path) -> str | None:
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the run folders of an experiment; the one whose ``metrics.csv`` was written last is the last."""
-    found = [path for path in folder.glob("*") if _OF_RUN.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_age)
+    return sorted((path for path in folder.glob("*") if _OF_RUN.fullmatch(path.name) and path.is_dir()), key=_age)
 
 
 def _age(folder: Path) -> tuple[int, list[int]]:

@@ -169,7 +169,7 @@ def settings_of(
     seed: int,
 ) -> dict[str, Any]:
     """Return the settings of an identity, see :func:`identify`."""
-    parts: dict[str, Any] = {"model": model, "data": datamodule.users_module, "algorithm": algorithm}
+    parts = {"model": model, "data": datamodule.users_module, "algorithm": algorithm}
     described = {
         **flat("trainer", settings.compared()),
         "seed": seed,

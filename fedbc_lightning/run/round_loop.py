@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import Metrics
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import Interrupts, check
@@ -49,7 +50,7 @@ class RoundLoop:
     def run(self) -> None:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
         run, progress = self._run, self._progress
-        failure: BaseException | None = None
+        failure = None
         if self._is_resumed and progress.is_over(run.settings.max_rounds):
             rank_zero_info(
                 f"'{self._recorder.folder}' has finished: {progress.finished_round} rounds. Nothing is done; a larger "
@@ -131,7 +132,7 @@ class RoundLoop:
         metrics["time/round_seconds"] = time.perf_counter() - started
         self._finish(metrics)
 
-    def _train(self, round: int) -> dict[str, float]:
+    def _train(self, round: int) -> Metrics:
         """Train the clients, once more if what they write has to travel; the hook before them is called once."""
         federation = self._federation
         put_attributes_back = SharedAttributes(federation).noted() if self._frozen or round == 1 else None
@@ -156,8 +157,7 @@ class RoundLoop:
             with self._run.around_evaluation.calling("on_validation_model_zero_grad"):
                 self._hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self._run, self._run.splits, round, "validation")
-        calling = self._run.around_evaluation.calling("on_validation_end")
-        with self._run.evaluator.evaluating("validation"), calling:
+        with self._run.evaluator.evaluating("validation"), self._run.around_evaluation.calling("on_validation_end"):
             self._hooks.call_module("on_validation_end")
         with self._run.around_evaluation.calling("on_validation_model_train"):
             self._hooks.call_module("on_validation_model_train")
@@ -166,7 +166,7 @@ class RoundLoop:
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
         return evaluation
 
-    def _finish(self, metrics: dict[str, float]) -> None:
+    def _finish(self, metrics: Metrics) -> None:
         """Evaluate and commit the round, call the hooks that see its numbers, and record it."""
         run, federation, progress = self._run, self._federation, self._progress
         round, every = progress.current_round, run.settings.eval_every_n_rounds
@@ -200,9 +200,7 @@ class RoundLoop:
         self._note_attributes()
         self._recorder.record(round, metrics, federation.server.records if round else [], evaluation)
 
-    def _call_validation_end(
-        self, metrics: dict[str, float], is_evaluated: bool, *, are_checkpoints: bool = False
-    ) -> None:
+    def _call_validation_end(self, metrics: Metrics, is_evaluated: bool, *, are_checkpoints: bool = False) -> None:
         """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.
 
         Raises:

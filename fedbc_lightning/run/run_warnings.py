@@ -109,7 +109,7 @@ def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
         rows: Rows of ``metrics.csv`` as texts by name; an empty text is a metric that the round does not have.
     """
     # A loss that only grew proves nothing: other clients were sampled, or the model overfits.
-    since: dict[str, int] = {}  # the first round from which on a loss is not finite
+    since = {}  # the first round from which on a loss is not finite
     for name in rows[0] if rows else []:
         found = measured(name)
         if name == TRAIN_LOSS or (found is not None and found.place == "global" and is_lower_better(name)):

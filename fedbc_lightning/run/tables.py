@@ -14,6 +14,7 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import open_file, read, replacing
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, order
+from fedbc_lightning.state.declaration import Records
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ class CSVFile:
         Raises:
             ConfigurationError: The file was changed; the message names the line.
         """
-        rows = read_rows(self.path)
-        kept = [row for row in rows if int(row["round"]) <= round]
+        kept = [row for row in read_rows(self.path) if int(row["round"]) <= round]
         num_different = len({(int(row["round"]), row.get("client")) for row in kept})
         if num_different < len(kept) or num_rows not in (None, len(kept)):
             log.warning(
@@ -67,7 +67,7 @@ class CSVFile:
                 self._columns = next(csv.reader(file), [])
             self._rewrite(kept)
 
-    def append(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, rows: Records) -> None:
         """Append rows and hand them to the operating system, which keeps them even if this process dies."""
         names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
         new = [name for name in names if name not in self._columns]
@@ -167,9 +167,7 @@ class RunLog:
         for table in self._tables:
             table.recover(round, num_rows.get(table.path.name))
 
-    def write(
-        self, round: int, metrics: dict[str, Any], trained: list[dict[str, Any]], evaluated: list[dict[str, Any]]
-    ) -> None:
+    def write(self, round: int, metrics: dict[str, Any], trained: Records, evaluated: Records) -> None:
         """Write the rows of a round: its metrics, one row per sampled client, and one per evaluated client."""
         # The row of metrics comes last: where it is there, the rows of the clients are, too.
         for table, rows in ((self.clients, trained), (self.evaluation, evaluated), (self.metrics, [metrics])):

@@ -14,6 +14,9 @@ from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.robust import RobustRule
 from fedbc_lightning.state import ClientStore, Cohort, ServerState, StateDeclaration
 
+# How much a client's model counts in a mean: by its number of samples, or as much as every other one
+Weighting = Literal["samples", "uniform"]
+
 
 class WeightedAverage(ServerCallback):
     """Sets z to the weighted mean z ← Σ_{S_t} a_j w_j / Σ_{S_t} a_j, or to the result of a robust rule.
@@ -30,7 +33,7 @@ class WeightedAverage(ServerCallback):
 
     forms_z = True
 
-    def __init__(self, by: Literal["samples", "uniform"] | str = "samples", rule: RobustRule | None = None) -> None:
+    def __init__(self, by: Weighting | str = "samples", rule: RobustRule | None = None) -> None:
         self.by, self.rule = by, rule
         self.reads = () if by in ("samples", "uniform") else (by,)
 
@@ -81,8 +84,7 @@ class WeightedAverage(ServerCallback):
             # In place: no vector of a round is larger, and this part alone reads it.
             server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"].div_(total))
         else:
-            models = sums.rows("model")
-            updates, buffers = models.tensor_split([server.z.numel()], dim=1)
+            updates, buffers = sums.rows("model").tensor_split([server.z.numel()], dim=1)
             weights = torch.tensor([record["weight"] for record in server.valid_records], dtype=torch.float64)
             updates -= server.z
             step, buffers = self.rule.aggregate(updates, weights, buffers, server)
@@ -108,7 +110,7 @@ class NormalizedAverage(ServerCallback):
 
     forms_z = True
 
-    def __init__(self, by: Literal["samples", "uniform"] = "samples") -> None:
+    def __init__(self, by: Weighting = "samples") -> None:
         self.by = by
 
     def check(self, engine: Engine, num_sampled: int) -> None:
@@ -136,8 +138,7 @@ class NormalizedAverage(ServerCallback):
         rho = self._momentum
         # ‖a_i‖₁ of FedNova for K steps of momentum ρ: (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ); K itself for ρ = 0.
         factors = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        update = server.z - cohort.of_valid(cohort.w)
-        sums.add_rows("normalized_update", update, weights / factors)
+        sums.add_rows("normalized_update", server.z - cohort.of_valid(cohort.w), weights / factors)
         sums.add_rows("normalized_buffers", cohort.of_valid(cohort.buffers), weights)
         sums.add("normalized_steps", (weights * factors).sum().to(sums.device, sums.dtype))
 

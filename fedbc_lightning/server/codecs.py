@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import Checked, Count, above, within
+from fedbc_lightning.core.checks import Checked, Count, Share
 from fedbc_lightning.core.devices import wide_dtype
 
 LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
@@ -72,7 +71,7 @@ class TopK(Codec):
         ConfigurationError: The fraction is out of range.
     """
 
-    def __init__(self, fraction: Annotated[float, above(0), within(0, 1)], error_feedback: bool = True) -> None:
+    def __init__(self, fraction: Share, error_feedback: bool = True) -> None:
         self.fraction, self.error_feedback = fraction, error_feedback
 
     def num_sent(self, size: int) -> int:

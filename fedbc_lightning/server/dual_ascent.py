@@ -62,8 +62,7 @@ class DualAscent(ServerCallback):
         is_learned = tolerance == "learned"
         if not is_learned and tolerance_lr is not None:
             raise ConfigurationError("algorithm.tolerance_lr: a fixed tolerance has none; use tolerance: learned.")
-        start = 0.0 if tolerance == "learned" else tolerance
-        self.tolerance_init = start
+        self.tolerance_init = 0.0 if tolerance == "learned" else tolerance
         self.dual_lr, self.dual_init = dual_lr, dual_init
         self.tolerance_lr = (dual_lr if tolerance_lr is None else tolerance_lr) if is_learned else 0.0
         self.dual_min, self.dual_max = dual_min, dual_max

@@ -58,8 +58,7 @@ def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
         so_far += weights[client]
         lower += so_far < half - rounding
         upper += so_far <= half + rounding
-    middle = values.gather(0, torch.stack([lower, upper]))
-    return middle.to(wide_dtype(points.device)).mean(dim=0)
+    return values.gather(0, torch.stack([lower, upper])).to(wide_dtype(points.device)).mean(dim=0)
 
 
 def trimmed_mean(points: Tensor, weights: Tensor, num_trimmed: int) -> Tensor:

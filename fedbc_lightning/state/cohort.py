@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import pieces, wide_dtype
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor, joined
+from fedbc_lightning.state.declaration import EMPTY, ClientStore, Records, check_declared, check_tensor, joined
 
 
 class Taken(NamedTuple):
@@ -67,7 +67,7 @@ class LocalResult:
     losses: list[float]
     step_size: Tensor
     taken: list[Taken]
-    records: list[dict[str, Any]]
+    records: Records
     gradient_mean: Tensor | None = None
     num_gradients: Tensor = EMPTY
     kept: Tensor = EMPTY
@@ -135,7 +135,7 @@ class Cohort:
         self.taken_before: list[Taken] | None = None
         self.taken_after: list[Taken] = []
         self.messages: dict[str, Tensor] = {}
-        self.records: list[dict[str, Any]] = [
+        self.records: Records = [
             {"client": client, "num_samples": size} for client, size in zip(ids, num_samples, strict=True)
         ]
         self.start = EMPTY

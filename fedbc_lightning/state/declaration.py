@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import pieces
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.metric_names import Metrics
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.client_rows import MemoryRows, RowStorage, ScalarRows, TableRows
@@ -31,6 +32,10 @@ COLUMNS = (
     "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
     "seconds", "staleness", "hash_down", "hash_up",
 )  # fmt: skip
+
+# What a round noted of a client, which becomes a row of ``clients.csv``
+Record = dict[str, Any]
+Records = list[Record]
 
 # Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones
 KEPT = "local_parameters"
@@ -200,12 +205,12 @@ class ServerState:
         self.sampled: list[int] = []
         self.ids: list[int] = []
         self.arrivals: list[Arrival] = []
-        self.records: list[dict[str, Any]] = []
-        self.metrics: dict[str, float] = {}
+        self.records: Records = []
+        self.metrics: Metrics = {}
         self._warned: set[str] = set()
 
     @property
-    def valid_records(self) -> list[dict[str, Any]]:
+    def valid_records(self) -> Records:
         """The records of the clients whose message counts, that is with the status ``ok``."""
         return [record for record in self.records if record["status"] == "ok"]
 
@@ -459,7 +464,7 @@ class ClientStore:
             is_last: True for ``last.ckpt``. Any other checkpoint omits the rows in the file, because later rounds
                 overwrite them.
         """
-        state: dict[str, Any] = {"scalars": self._scalars.state_dict()}
+        state = {"scalars": self._scalars.state_dict()}
         vectors = self._tables.state_dict()
         if self.file_rows is not None:
             # Old checkpoints of a run do not name slots: the rows there are overwritten by later rounds.

@@ -122,8 +122,7 @@ class FrozenParameters:
 
     def put_back(self, copies: Mapping[str, Tensor]) -> None:
         """Restore the values that :meth:`copies` returned, but for parameters that became buffers meanwhile."""
-        watched = {mark.name for mark in self.marks}
-        for name in watched.intersection(copies):
+        for name in {mark.name for mark in self.marks}.intersection(copies):
             self._module.get_parameter(name).data.copy_(copies[name])
         self.mark()
 

@@ -354,8 +354,7 @@ class ParameterLayout:
 
     def held_part(self, trains: str) -> slice | None:
         """Return the part of a row that a training of the ``"shared"`` or ``"local"`` parameters leaves as it is."""
-        held = {"local": slice(0, self.num_parameters), "shared": slice(self.num_parameters, None)}
-        return held.get(trains)
+        return {"local": slice(0, self.num_parameters), "shared": slice(self.num_parameters, None)}.get(trains)
 
     def views(self, rows: Tensor) -> list[Tensor]:
         """Return each parameter, (...), as a view of one row (d + p,), or (K, ...) of the rows (K, d + p)."""
@@ -461,8 +460,7 @@ class ParameterLayout:
 
     def pack_rows(self, buffers: Sequence[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
         """Return the vectors (K, b) and (K, c) of which :meth:`buffer_rows` makes the buffers (K, ...)."""
-        real = map(_real, buffers)
-        flat = [buffer.reshape(num_rows, math.prod(buffer.shape[1:])) for buffer in real]
+        flat = [buffer.reshape(num_rows, math.prod(buffer.shape[1:])) for buffer in map(_real, buffers)]
         values = [each.to(self.buffer_dtype) for each in flat if each.is_floating_point()]
         counters = [each.to(torch.int64) for each in flat if not each.is_floating_point()]
         none = self._no_buffers.to(self.buffer_dtype).expand(num_rows, -1), self._no_counters.expand(num_rows, -1)

@@ -78,7 +78,7 @@ def judge(paper: Paper, study: Study, readings: Readings) -> Iterator[Judgement]
                 if names.issuperset(paper.only) and (claim.variants is None or names & set(claim.variants)):
                     theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
                     from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
-                    ours = difference_and_interval(row, paper.metric, len(study.seed_list))
+                    ours = difference_and_interval(row, paper.metric, study.num_seeds)
                     said = verdict(study, row, row["p"])
                     yield Judgement(claim.better, other, report, variant, said, ours + from_paper)
 
@@ -128,7 +128,7 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
             if mine := [row for row in rows if verdict(study, row, row["p_holm"]) == word]:
                 where = f" in {len(mine)} of {len(study.variants)} variants" if len(study.variants) > 1 else ""
                 ends = dict.fromkeys(signed(end(row["difference"] for row in mine), metric) for end in (min, max))
-                one = difference_and_interval(mine[0], metric, len(study.seed_list))
+                one = difference_and_interval(mine[0], metric, study.num_seeds)
                 size = one if len(mine) == 1 else " to ".join(ends)
                 parts.append(f"{compared} {study.reference_name}{where} ({size})")
         sentences.append(head * (not sentences) + f"{name} is {listed(parts)}.")

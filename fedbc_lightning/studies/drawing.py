@@ -40,7 +40,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> None:
             for name, color in colors_of(study).items():
                 mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == name)]
                 draw_band(panel, mine, axis, metric, name, color)
-            finish(panel, AXES[axis], metric, str(study.name) if list(study.variants) == ["all"] else variant)
+            finish(panel, AXES[axis], metric, str(study.name) if study.has_one_variant else variant)
         legend_below(figure, panels)
         save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
 
@@ -152,7 +152,7 @@ def write_means(record: StudyRecord) -> None:
     for variant, method in itertools.product(study.variants, study.methods):
         if runs := record.runs_of(variant, method.name):
             means = pd.concat([run.metrics for run in runs]).groupby("round").mean(numeric_only=True)
-            folder = place if set(study.variants) == {"all"} else place / slug(variant)
+            folder = place if study.has_one_variant else place / slug(variant)
             with SummaryWriter(str(folder / slug(method.name))) as writer:
                 for name, values in means.items():
                     for round, value in values.dropna().items():

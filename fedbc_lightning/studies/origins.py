@@ -38,7 +38,7 @@ def origin_rows(study: Study, records: Mapping[tuple[str, str, int], RunRecord])
         shown = [m.name for m in study.methods if m.name == owner or (owner is None and m.name not in own)]
         values = dict.fromkeys(config[key] for method, config in configs if method in shown and key in config)
         if name == SEEDS:
-            values = {str(len(study.seed_list)): None}
+            values = {str(study.num_seeds): None}
         if shown:  # else the algorithm is left out of this part of the study
             rows.append([name, ", ".join(values) or "-", origin])
     return rows

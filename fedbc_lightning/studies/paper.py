@@ -75,7 +75,7 @@ class Paper:
             >>> Paper("", "", ["E = 5"], values).cell("FedBC", ("E = 5", "C = 1", "e = 1.1"))
             '50.35 ± 0.91'
         """
-        found: Any = (self.values if values is None else values).get(algorithm, {})
+        found = (self.values if values is None else values).get(algorithm, {})
         for level in levels:
             if level not in self.only:
                 found = found.get(level, {}) if isinstance(found, dict) else {}

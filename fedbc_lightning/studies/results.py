@@ -58,7 +58,7 @@ def read_results(
     rows = []
     for state in states:
         run = state.run
-        row: dict[str, Any] = {"variant": run.variant, "algorithm": run.method, "seed": run.seed}
+        row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed}
         row |= {"status": state.status, "report": report or study.report, "error": state.error}
         if state.status == "finished":
             reported = rows_of_run(study, run, report, metric)

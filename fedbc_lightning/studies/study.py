@@ -23,6 +23,9 @@ from fedbc_lightning.studies.study_run import Run, slug
 # Keys that the study sets itself for each run.
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 
+# Settings of algorithms or variants by the names of these
+SettingsByName = dict[str, dict[str, Any] | None]
+
 
 @checked("study")
 @dataclass
@@ -86,10 +89,10 @@ class Study:
     """
 
     base: str | list[str]
-    algorithms: dict[str, dict[str, Any] | None]
+    algorithms: SettingsByName
     overrides: dict[str, Any] = field(default_factory=dict)
-    variants: dict[str, dict[str, Any] | None] = field(default_factory=lambda: {"all": {}})
-    factors: list[dict[str, dict[str, Any] | None]] = field(default_factory=list)
+    variants: SettingsByName = field(default_factory=lambda: {"all": {}})
+    factors: list[SettingsByName] = field(default_factory=list)
     only: list[str] = field(default_factory=list)
     seeds: int | list[int] = 3
     reference: str | None = None
@@ -255,7 +258,7 @@ class Study:
 
     def as_config(self) -> dict[str, Any]:
         """Return the study as a config of ``compare``, with the algorithms, variants and papers that are left of it."""
-        only = [method.name for method in self.methods] if len(self.methods) < len(self.algorithms) else []
+        only = self.method_names if len(self.methods) < len(self.algorithms) else []
         only += self.variants if len(self.variants) < len(self._factors[0]) else []
         return self.given | {"only": only, "papers": {name: self.given["papers"][name] for name in self.papers}}
 
@@ -274,6 +277,21 @@ class Study:
         """The seeds that are run; ``scale`` keeps the first of them."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
         return seeds[: max(2, self._shrunk(len(seeds)))]
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds that are run."""
+        return len(self.seed_list)
+
+    @property
+    def method_names(self) -> list[str]:
+        """Names of the algorithms that are left of the study."""
+        return [method.name for method in self.methods]
+
+    @property
+    def has_one_variant(self) -> bool:
+        """Whether there is one variant alone, which has no name."""
+        return list(self.variants) == ["all"]
 
     @property
     def num_workers(self) -> int:
@@ -304,7 +322,7 @@ class Study:
     @property
     def reference_name(self) -> str:
         """Algorithm that the others are compared with; the first if the study's own reference is left out."""
-        names = [method.name for method in self.methods]
+        names = self.method_names
         return self.reference if self.reference in names else names[0]
 
     @property

@@ -131,7 +131,7 @@ def _times(runs: Sequence[Run], threads: int) -> list[float]:
 
 def drawing_seconds(study: Study, num_rounds: int) -> float:
     """Return the seconds of drawing the figures of a study, from those against one axis."""
-    names, rounds = [method.name for method in study.methods], range(min(num_rounds, MAX_POINTS))
+    names, rounds = study.method_names, range(min(num_rounds, MAX_POINTS))
     rows = itertools.product(study.variants, names, study.seed_list, rounds)
     curves = pd.DataFrame(rows, columns=[*KEYS, "rounds"])
     curves = curves.assign(**dict.fromkeys(study.metrics, curves["rounds"]))

@@ -42,12 +42,12 @@ def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame
     for metric in study.metrics:
         ours, differ = summary_rows(study, summary, metric), difference_rows(study, differences, metric)
         what, differs = measured(study, metric), f"difference to {study.reference_name} of the same seed, mean"
-        if len(study.seed_list) > 1:
+        if study.num_seeds > 1:
             differs += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
             differs += f", p {by_holm(study)}, bold: better" * (metric == study.metrics[0])
         if len(study.methods) == 1:
             yield f"{what}{ending}", ours
-        elif list(study.variants) == ["all"]:
+        elif study.has_one_variant:
             # A single variant that has no name: both are one table, of which the columns say what they hold.
             of_each = dict(differ[1:])
             header = ["", metric, f"difference to {study.reference_name}"]
@@ -64,9 +64,9 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     A cell says how many seeds have finished, if not all have.
     """
     found = summary[summary["metric"] == metric]
-    cells: Cells = {method.name: {} for method in study.methods}
+    cells: Cells = {name: {} for name in study.method_names}
     for row in found.to_dict("records"):
-        cells[row["algorithm"]][row["variant"]] = mean_and_deviation(row, metric, len(study.seed_list))
+        cells[row["algorithm"]][row["variant"]] = mean_and_deviation(row, metric, study.num_seeds)
     return layout(study.blocks(), cells)
 
 
@@ -75,10 +75,9 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 
     What is better than the reference by its corrected p-value is in bold (``**``).
     """
-    others = [method.name for method in study.methods if method.name != study.reference_name]
-    cells: Cells = {name: {} for name in others}
+    cells: Cells = {name: {} for name in study.method_names if name != study.reference_name}
     for row in differences[differences["metric"] == metric].to_dict("records"):
-        text = difference_and_interval(row, metric, len(study.seed_list))
+        text = difference_and_interval(row, metric, study.num_seeds)
         is_better = verdict(study, row, row["p_holm"]) == "holds"
         cells[row["algorithm"]][row["variant"]] = f"**{text}**" if is_better else text
     return layout(study.blocks(), cells)
@@ -139,11 +138,11 @@ def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     A row of what the authors' public code gives comes last, where it was run.
     """
     cells: Cells = {}
-    for name in (method.name for method in study.methods if method.name in paper.algorithms):
+    for name in (name for name in study.method_names if name in paper.algorithms):
         for report, results in readings.items():
             ours = summarise(results[results["algorithm"] == name], [paper.metric]).to_dict("records")
             cells[f"{name}, {ROUNDS[report]}"] = {
-                row["variant"]: mean_and_deviation(row, paper.metric, len(study.seed_list)) for row in ours
+                row["variant"]: mean_and_deviation(row, paper.metric, study.num_seeds) for row in ours
             }
         printed = {"paper": paper.values, **({"public code": paper.public} if name in paper.public else {})}
         for what, values in printed.items():
@@ -177,13 +176,13 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Tables:
     for metric, targets in study.targets.items() if not curves.empty else ():
         sign = "≤" if study.is_lower_better(metric) else "≥"
         goals = [f"{100 * value:g} %" if is_share(metric) else f"{value:g}" for value in targets]
-        rows: Rows = [["", *(f"{sign} {goal}" for goal in goals)]]
+        rows = [["", *(f"{sign} {goal}" for goal in goals)]]
         costs = [_costs(study, curves, metric, value) for value in targets]
         for variant in study.variants:
             for method in study.methods:
-                name = method.name if list(study.variants) == ["all"] else f"{variant}: {method.name}"
+                name = method.name if study.has_one_variant else f"{variant}: {method.name}"
                 rows.append([name, *(_cell(study, of_goal, variant, method.name) for of_goal in costs)])
-        seeds = f"; median [least, most] over {len(study.seed_list)} seeds" if len(study.seed_list) > 1 else ""
+        seeds = f"; median [least, most] over {study.num_seeds} seeds" if study.num_seeds > 1 else ""
         pairs = f"; pairs are with {study.reference_name} of the same seed" if len(study.methods) > 1 else ""
         yield f"{AXES[study.axis]} until {metric} first reaches a value{seeds}{pairs}; rounds are those evaluated", rows
 
@@ -193,12 +192,12 @@ def _costs(study: Study, curves: pd.DataFrame, metric: str, target: float) -> pd
     is_there = curves[metric] <= target if study.is_lower_better(metric) else curves[metric] >= target
     costs = curves.assign(cost=curves[study.axis].where(is_there, math.inf))
     found = costs.pivot_table("cost", ["variant", "seed"], "algorithm", aggfunc="min")
-    return found.reindex(columns=[method.name for method in study.methods])
+    return found.reindex(columns=study.method_names)
 
 
 def _cell(study: Study, costs: pd.DataFrame, variant: str, name: str) -> str:
     costs = costs[costs.index.get_level_values("variant") == variant].dropna(subset=[name])
-    own, other, num_seeds = costs[name], costs[study.reference_name], len(study.seed_list)
+    own, other, num_seeds = costs[name], costs[study.reference_name], study.num_seeds
     if own.empty:
         return "-"
     least, median, most = map(_cost, (own.min(), own.median(), own.max()))

@@ -57,8 +57,7 @@ def refused_kind(cls: type) -> type[Callback] | None:
 def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
     """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
     callbacks = check_callbacks(settings.callbacks)
-    has_bar = any(isinstance(callback, RoundProgressBar) for callback in callbacks)
-    if settings.enable_progress_bar and not has_bar:
+    if settings.enable_progress_bar and not any(isinstance(callback, RoundProgressBar) for callback in callbacks):
         callbacks.append(RoundProgressBar())
     return callbacks
 

@@ -187,7 +187,7 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
-        task: Any = partial(predict, client=client, dataloaders=dataloaders)
+        task = partial(predict, client=client, dataloaders=dataloaders)
         if out is not None:
             task = partial(write_predictions, client=client, dataloaders=dataloaders, out=Path(out), force=force)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, task)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, make_model, make_trainer
+from helpers.marks import each_engine
 from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.reference import Local
 from helpers.reference_asynchronous import asynchronous
@@ -60,11 +61,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 @pytest.mark.parametrize("name", CASES)
 def test_z_time_and_staleness_equal_an_independent_loop(tmp_path, name, engine):
     build, places, step, rho = CASES[name]
-    recorder, data = Recorder(), QuadraticData(sample_quadratics(), batch_size=2)
+    recorder, data = Recorder(), QuadraticData(batch_size=2)
     options = {"max_rounds": ROUNDS, "clients_per_round": places, "local_steps": STEPS, "seed": SEED}
     trainer, _ = fit(tmp_path, build(), data, recorder, sampler=None, system=SYSTEM, engine=engine, **options)
     local = Local(lr=0.1, steps=shuffled_steps(data, 2, seed=SEED, num_steps=STEPS))
@@ -87,7 +88,7 @@ def test_z_time_and_staleness_equal_an_independent_loop(tmp_path, name, engine):
 def test_a_round_in_which_nobody_starts(tmp_path):
     """Four equal clients arrive together, two for each round: only in every other round does anybody start."""
     recorder, options = Recorder(), {"max_rounds": 4, "clients_per_round": 4, "local_steps": 2, "sampler": None}
-    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(sample_quadratics()), recorder, **options)
+    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(), recorder, **options)
     assert [len(sampled) for sampled in recorder.rounds()] == [4, 0, 4, 0]
     assert ends(trainer) == [2.0, 2.0, 4.0, 4.0]
     second = of_round(trainer, 2).values()
@@ -104,7 +105,7 @@ def test_a_client_that_arrives_twice_in_a_round_has_the_staleness_of_its_older_u
     there.write_text("client,start,end\n0,0,1\n1,0,1\n2,0,99\n")
     options = {"max_rounds": 2, "clients_per_round": 3, "local_steps": 1, "sampler": None}
     system = System(str(speeds), availability=str(there))
-    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(sample_quadratics()), Recorder(), system=system, **options)
+    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(), Recorder(), system=system, **options)
     assert ends(trainer) == [2.0, 6.0]
     (row,) = of_round(trainer, 2).values()
     assert (row["client"], row["status"], row["staleness"], row["bytes_up"]) == ("2", "ok", "1", "64")
@@ -188,10 +189,10 @@ def test_variances_of_batch_norm_stay_between_those_of_the_clients(tmp_path, pol
 )
 def test_refused(tmp_path, build, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **{"sampler": None} | options)
+        fit(tmp_path, build(), QuadraticData(), Recorder(), **{"sampler": None} | options)
 
 
 def test_a_part_for_arrivals_is_refused_where_rounds_wait_for_their_clients(tmp_path):
     build = partial(ComposedAlgorithm, server_callbacks=[BufferedUpdates(1.0, Staleness())])
     with pytest.raises(ConfigurationError, match=r"BufferedUpdates takes updates that arrive .* take FedBuff"):
-        fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), sampler=None)
+        fit(tmp_path, build(), QuadraticData(), Recorder(), sampler=None)

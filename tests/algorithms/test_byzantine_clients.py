@@ -26,7 +26,7 @@ class Sent(Callback):
 def test_what_attackers_send_and_what_the_server_gets(tmp_path, attack):
     """Sign flip: z - scale u; random: z + scale ||u|| in another direction; the others send their w_i."""
     data, recorder, before, after = (
-        QuadraticData(sample_quadratics()),
+        QuadraticData(),
         Recorder(vectors=("local_model",)),
         Sent(),
         Sent(),

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
+from helpers.marks import each_engine
+from helpers.quadratics import QuadraticData, Recorder
 from torch import Tensor
 
 from algorithms.running import fit
@@ -67,10 +68,10 @@ class PairwiseMasks(ChannelPart):
 
 def train(root: Any, algorithm: Any, **options: Any) -> Any:
     options = {"max_rounds": 3, "clients_per_round": 4} | options
-    return fit(root, algorithm, QuadraticData(sample_quadratics()), Recorder(), **options)[0]
+    return fit(root, algorithm, QuadraticData(), Recorder(), **options)[0]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_masks_cancel_in_the_sum_even_if_a_client_drops_out(tmp_path, engine):
     options = {"engine": engine, "callbacks": [Spoils()] if engine == "sequential" else []}
     plain, masks = train(tmp_path, FedAvg("uniform"), **options), PairwiseMasks()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
-from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
+from helpers.quadratics import QuadraticData, Recorder
 from helpers.reference import Local, full_batches
+from helpers.refusals import refused
 from lightning.pytorch import Callback
 
 from algorithms.registry import BY_NAME
@@ -20,7 +21,6 @@ from algorithms.test_conformance import compare
 from algorithms.test_resume_equality import last, run
 from fedbc_lightning import Codecs
 from fedbc_lightning import algorithms as methods
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.server import QSGD, BFloat16, Codec, Float8, Sign, TopK
 
@@ -121,7 +121,7 @@ def test_tables_count_coded_vectors_and_whole_buffers(tmp_path):
 
 def test_only_the_shared_part_is_coded(tmp_path):
     options = {"codec": Codecs(up=TopK(0.4)), "local_parameters": ["head"], "max_rounds": 2, "clients_per_round": 5}
-    trainer, _ = fit(tmp_path, methods.FedAvg(), QuadraticData(sample_quadratics()), Recorder(), **options)
+    trainer, _ = fit(tmp_path, methods.FedAvg(), QuadraticData(), Recorder(), **options)
     assert trainer.clients.vector("coding_error", 0).shape == (3,)
     assert {row["bytes_up"] for row in trainer.server.records} == {8 + 1 + 4}  # one float64, its place, n_i
 
@@ -168,7 +168,7 @@ class Halves(Codec):
 
 def fit_with(tmp_path, codec):
     options = {"codec": codec, "max_rounds": 1, "clients_per_round": 5, "lr": 1e-9}
-    return fit(tmp_path, methods.FedAvg(), QuadraticData(sample_quadratics()), Recorder(), **options)[0]
+    return fit(tmp_path, methods.FedAvg(), QuadraticData(), Recorder(), **options)[0]
 
 
 def test_a_codec_that_changes_its_vector_changes_a_copy(tmp_path):
@@ -188,7 +188,7 @@ def test_a_codec_that_changes_its_vector_changes_a_copy(tmp_path):
     ],
 )
 def test_what_a_codec_returns_is_checked(tmp_path, codec, message):
-    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec: .*{message}"):
+    with refused(rf"^trainer\.codec: .*{message}"):
         fit_with(tmp_path, Codecs(up=codec))
 
 
@@ -207,7 +207,7 @@ class Spoils(Callback):
 def test_clients_without_a_message_keep_their_memory(tmp_path):
     recorder, spoils = Recorder(vectors=("coding_error",)), Spoils()
     options = {"codec": Codecs(up=TopK(0.25)), "max_rounds": 3, "callbacks": [recorder, spoils], "clients_per_round": 3}
-    trainer, _ = fit(tmp_path, methods.FedAvg(), QuadraticData(sample_quadratics()), recorder, **options)
+    trainer, _ = fit(tmp_path, methods.FedAvg(), QuadraticData(), recorder, **options)
     before, after = recorder.arrays()["coding_error"][-2:]
     sent = {record["client"] for record in trainer.server.valid_records}
     assert len(sent) == 2
@@ -220,10 +220,9 @@ def test_another_codec_does_not_resume(tmp_path):
     build = BY_NAME["fedavg-coded-TopK"].build
     first = run(tmp_path, build, 1, codec=Codecs(up=TopK(0.5)))
     message = r"trainer\.codec\.up is TopK\(fraction=0\.5, error_feedback=True\) there, TopK\(fraction=0\.25, .*here"
-    with pytest.raises(ConfigurationError, match=message) as error:
+    with refused(message):
         run(tmp_path, build, 2, ckpt_path=str(last(first)), codec=Codecs(up=TopK(0.25)))
-    assert "\n" not in str(error.value)
-    with pytest.raises(ConfigurationError, match=r"trainer\.codec\.down is none there, BFloat16\(\) here"):
+    with refused(r"trainer\.codec\.down is none there, BFloat16\(\) here"):
         run(tmp_path, build, 2, ckpt_path=str(last(first)), codec=Codecs(TopK(0.5), BFloat16()))
 
 
@@ -247,13 +246,13 @@ def test_another_codec_does_not_resume(tmp_path):
 )
 def test_methods_whose_message_is_no_update_are_refused_by_name(tmp_path, algorithm, name, part):
     options = {"codec": Codecs(down=BFloat16()), "clients_per_round": 5}
-    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec: clients of {re.escape(name)} send .*{part}"):
-        fit(tmp_path, algorithm, QuadraticData(sample_quadratics()), Recorder(), **options)
+    with refused(rf"^trainer\.codec: clients of {re.escape(name)} send .*{part}"):
+        fit(tmp_path, algorithm, QuadraticData(), Recorder(), **options)
 
 
 def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
-    data = QuadraticData(sample_quadratics())
-    with pytest.raises(ConfigurationError, match=r"^trainer\.codec: clients of FedNova .*beside error feedback"):
+    data = QuadraticData()
+    with refused(r"^trainer\.codec: clients of FedNova .*beside error feedback"):
         fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=TopK(0.5)))
     fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=QSGD()), max_rounds=1)
 
@@ -267,5 +266,5 @@ def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
     ],
 )  # fmt: skip
 def test_impossible_values_are_refused_in_one_line(make, message):
-    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec[.:] ?{re.escape(message)}.*$"):
+    with refused(rf"^trainer\.codec[.:] ?{re.escape(message)}.*$"):
         make()

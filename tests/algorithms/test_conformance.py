@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import reference
+from helpers.marks import of_each
 from helpers.quadratics import QuadraticData, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local, full_batches
 
@@ -18,7 +19,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData | None = None, **options: Any) -> Any:
     """Fit and replay the sampled clients in NumPy; every named state must agree after every round; the trainer."""
-    data = data or QuadraticData(sample_quadratics())
+    data = data or QuadraticData()
     recorder = Recorder(setting.scalars, setting.vectors, setting.server)
     sampler = RecordingSampler()
     options = {"clients_per_round": 3, "seed": 0, "sampler": sampler} | options | dict(setting.options)
@@ -39,22 +40,22 @@ def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData |
     return trainer
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@of_each(SETTINGS)
 def test_closed_form_with_partial_participation(tmp_path, setting):
     """Section 4.1: 20 rounds of each method with 3 of 5 clients, 3 epochs of full batches; 8 of its other settings."""
     max_rounds = 20 if setting in METHODS else 8
     compare(tmp_path, setting, Local(lr=0.1, steps=full_batches(3)), local_epochs=3, max_rounds=max_rounds)
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+@of_each(METHODS)
 def test_closed_form_with_local_steps(tmp_path, setting):
     """The same over 8 rounds of mini-batches with ``local_steps``: they run on through the epochs and stop at K."""
-    data = QuadraticData(sample_quadratics(), batch_size=2)
+    data = QuadraticData(batch_size=2)
     options = {"max_rounds": 8, "clients_per_round": 0.4, "local_steps": 3, "seed": 7}
     compare(tmp_path, setting, Local(lr=0.1, steps=shuffled_steps(data, 2, seed=7, num_steps=3)), data, **options)
 
 
-SINGLES, PAIRS = (QuadraticData(sample_quadratics(), batch_size=size) for size in (1, 2))
+SINGLES, PAIRS = (QuadraticData(batch_size=size) for size in (1, 2))
 ACCUMULATED = {"local_epochs": 2, "accumulate_grad_batches": 2}
 FORMS: dict[str, tuple[str, QuadraticData | None, Local, dict[str, Any]]] = {
     # Unequal numbers of steps: K_i is each client's own count, and the last batch of an epoch is short
@@ -118,7 +119,7 @@ def test_closed_form_however_clients_train(tmp_path, form, name):
 def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name, down, up, scalars):
     """Elements times element size for each sampled client (here 4 x 8), scalars 4 bytes."""
     options = {"max_rounds": 2, "clients_per_round": 5} | dict(BY_NAME[name].options)
-    trainer, _ = fit(tmp_path, BY_NAME[name].build(), QuadraticData(sample_quadratics()), Recorder(), **options)
+    trainer, _ = fit(tmp_path, BY_NAME[name].build(), QuadraticData(), Recorder(), **options)
     assert float(trainer.callback_metrics["comm/bytes_down"]) == 5 * 32 * down
     assert float(trainer.callback_metrics["comm/bytes_up"]) == 5 * (32 * up + 4 * scalars)
 
@@ -127,12 +128,12 @@ def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name, down, u
 def test_scaffold_refuses_the_step_size_control_where_it_is_not_exact(tmp_path, options):
     """Section 2: (z - w)/(K eta) is the mean gradient under plain SGD only; elsewhere it is refused by name."""
     with pytest.raises(ConfigurationError, match=r"control.*step_size.*gradient_mean"):
-        fit(tmp_path, SCAFFOLD(control="step_size"), QuadraticData(sample_quadratics()), Recorder(), **options)
+        fit(tmp_path, SCAFFOLD(control="step_size"), QuadraticData(), Recorder(), **options)
 
 
 def test_scaffold_gradient_mean_counts_steps_not_closure_calls(tmp_path):
     """Section 2: c_i is the mean of raw gradients; an optimizer that calls its closure often must not inflate it."""
-    recorder, data, start = Recorder(vectors=("control",)), QuadraticData(sample_quadratics()), start_point()
+    recorder, data, start = Recorder(vectors=("control",)), QuadraticData(), start_point()
     fit(tmp_path, SCAFFOLD(control="gradient_mean"), data, recorder, max_rounds=1, lbfgs=True)
     for client, control in enumerate(recorder.arrays()["control"][0]):
         # Along a descent path of a quadratic no mean of gradients is longer than the condition number times the first.
@@ -142,7 +143,7 @@ def test_scaffold_gradient_mean_counts_steps_not_closure_calls(tmp_path):
 def trajectories(tmp_path: Any, algorithm: Any) -> dict[str, np.ndarray]:
     """z (and flat state) of one run with the common settings of the degenerate equalities."""
     recorder = Recorder(vectors=("local_model",))
-    data = QuadraticData(sample_quadratics(), batch_size=2)
+    data = QuadraticData(batch_size=2)
     fit(tmp_path, algorithm, data, recorder, max_rounds=20, clients_per_round=3, local_epochs=3, keep_local_models=True)
     return recorder.arrays()
 
@@ -167,7 +168,7 @@ def test_degenerate_equalities(tmp_path, degenerate, plain):
 @pytest.mark.parametrize("control", ["step_size", "gradient_mean"])
 def test_scaffold_ends_at_the_minimiser_of_the_mean_loss(tmp_path, control):
     """Section 4.2: SCAFFOLD -> argmin of the mean loss, with partial participation (FedAvg does not)."""
-    data = QuadraticData(sample_quadratics())
+    data = QuadraticData()
     options = {"max_rounds": 80, "clients_per_round": 2, "local_epochs": 3, "lr": 0.2}
     _, module = fit(tmp_path / "scaffold", SCAFFOLD(control=control), data, Recorder(), **options)
     goal = reference.minimiser(data.clients)

@@ -13,6 +13,7 @@ import torch
 from helpers import reference
 from helpers.boring import read_csv
 from helpers.edge_modules import AlteredModule, DropoutClassifier, NoisyData, OptimizedModule, clients_with_nan
+from helpers.marks import of_each
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local as LocalTraining
 from helpers.reference import full_batches
@@ -56,7 +57,7 @@ def train(root: Path, module: Any, algorithm: Any, data: Any = None, **options: 
     """Fit any module; on the five quadratics unless there is other data."""
     settings = {"default_root_dir": str(root), "max_rounds": 1} | options
     trainer = FederatedTrainer(**QUIET | settings)
-    trainer.fit(module, datamodule=data or QuadraticData(sample_quadratics()), algorithm=algorithm)
+    trainer.fit(module, datamodule=data or QuadraticData(), algorithm=algorithm)
     return trainer
 
 
@@ -160,7 +161,7 @@ def test_a_straggler_of_ditto_does_its_share_of_the_personal_epochs(tmp_path, ep
     """Of E_p epochs, never more than E_p; the others do all of them."""
     module = AlteredModule(lambda module, loss, _: loss)
     options = {"max_rounds": 4, "local_epochs": epochs, "stragglers": Stragglers(fraction=0.6)}
-    data = QuadraticData(sample_quadratics(), batch_size=1)
+    data = QuadraticData(batch_size=1)
     trainer = train(tmp_path, module, Ditto(personal_epochs=personal_epochs), data, **options)
     num_late = 0
     for row in rows(trainer):
@@ -187,7 +188,7 @@ def test_a_training_step_that_always_returns_none_is_refused(tmp_path, build):
 def test_a_step_without_a_loss_does_not_count_as_a_loss_of_zero(tmp_path, build):
     """Every other batch has none; the others all have the loss 5."""
     module = AlteredModule(lambda module, loss, k: 0 * loss + 5 if k % 2 else None)
-    data = QuadraticData(sample_quadratics(), batch_size=1)
+    data = QuadraticData(batch_size=1)
     trainer = train(tmp_path, module, build(), data, local_epochs=2)
     assert set(module.num_steps.values()) - {1}
     assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(5, abs=1e-12)
@@ -206,7 +207,7 @@ def test_a_nonfinite_client_stops_a_method_that_needs_all(tmp_path, build):
     module, recorder = AlteredModule(alter), Recorder(vectors=("local_model",))
     trainer = FederatedTrainer(**QUIET | {"callbacks": [recorder], "default_root_dir": str(tmp_path), "max_rounds": 5})
     with pytest.raises(ConfigurationError, match=r"(?s)round 3.*client 2 .*state of the round before"):
-        trainer.fit(module, datamodule=QuadraticData(sample_quadratics()), algorithm=build())
+        trainer.fit(module, datamodule=QuadraticData(), algorithm=build())
     found = recorder.arrays()
     assert trainer.finished_round == len(found["z"]) == 2
     np.testing.assert_array_equal(trainer.server.z.numpy(), found["flat_z"][-1])
@@ -270,7 +271,7 @@ def test_parts_that_cannot_work_together_are_refused_before_training(tmp_path, b
     """One ConfigurationError that names the part, no round begun."""
     recorder = Recorder()
     with pytest.raises(ConfigurationError, match=f"(?s)^algorithm.*{said}") as caught:
-        fit(tmp_path, build(), QuadraticData(sample_quadratics()), recorder, momentum=0.5, clients_per_round=4)
+        fit(tmp_path, build(), QuadraticData(), recorder, momentum=0.5, clients_per_round=4)
     assert caught.value.__cause__ is None
     assert not recorder.sampled
 
@@ -427,7 +428,7 @@ def _why_not(setting: Any) -> str | None:
 CASES = [*METHODS, BY_NAME["fedexp-public"], BY_NAME["fedexp-public-epsilon"]]
 
 
-@pytest.mark.parametrize("setting", CASES, ids=lambda setting: setting.name)
+@of_each(CASES)
 def test_a_nonfinite_client(tmp_path, setting):
     """As if it had not been sampled, in every method: the server, the other clients, and its own state."""
     reason = _why_not(setting)

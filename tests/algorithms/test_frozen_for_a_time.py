@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from helpers.marks import of_each
 from helpers.user_modules import CLASSES, FEATURES, ThawingClassifier, UserData
 from lightning.pytorch import LightningModule
 from torch import nn
@@ -41,7 +42,7 @@ class Frozen(ThawingClassifier):
         self.net[0].requires_grad_(True)  # methods with steps of their own must have seen it before
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+@of_each(METHODS)
 def test_a_layer_that_hooks_freeze_stays_or_is_refused(tmp_path, setting):
     torch.manual_seed(0)
     settings = QUIET | {"default_root_dir": str(tmp_path), "max_rounds": 2, "local_epochs": 2}

@@ -27,7 +27,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 @pytest.mark.parametrize("build", [partial(FedADMM, rho=1.0), partial(FedDyn, alpha=1.0)], ids=["FedADMM", "FedDyn"])
 def test_ends_at_the_minimiser_of_the_mean_loss(tmp_path, build):
     """Section 4.2: FedADMM, FedDyn -> argmin of the mean loss, with partial participation."""
-    data = QuadraticData(sample_quadratics())
+    data = QuadraticData()
     options = {"max_rounds": 110, "clients_per_round": 2, "local_epochs": 3, "lr": 0.2}
     _, module = fit(tmp_path, build(), data, Recorder(), **options)
     np.testing.assert_allclose(module.vector(), reference.minimiser(data.clients), rtol=0, atol=1e-6)
@@ -37,9 +37,7 @@ def test_fedpd_leaves_z_where_a_round_is_skipped(tmp_path):
     """Section 2: with probability p every client goes on from its own z_i; nothing is sent in either direction."""
     recorder, seed = Recorder(vectors=("center",)), 3
     options = {"max_rounds": 12, "clients_per_round": 5, "seed": seed}
-    trainer, _ = fit(
-        tmp_path, FedPD(rho=0.5, skip_probability=0.5), QuadraticData(sample_quadratics()), recorder, **options
-    )
+    trainer, _ = fit(tmp_path, FedPD(rho=0.5, skip_probability=0.5), QuadraticData(), recorder, **options)
     found, last = recorder.arrays(), start_point()
     skipped = [reference_global.is_skipped(seed, number, 0.5) for number in range(1, 13)]
     assert 3 < sum(skipped) < 10
@@ -67,7 +65,7 @@ def test_fedlilu_decays_only_what_is_optimized(tmp_path):
 
     module = Module()
     trainer = FederatedTrainer(**QUIET, max_rounds=3, default_root_dir=str(tmp_path))
-    trainer.fit(module, QuadraticData(sample_quadratics()), FedLiLU(server_lr=1.0, weight_decay=0.5))
+    trainer.fit(module, QuadraticData(), FedLiLU(server_lr=1.0, weight_decay=0.5))
     (still, *moved) = module.vector() != start_point()
     assert not still
     assert all(moved)
@@ -84,7 +82,7 @@ def test_the_servers_mean_is_that_of_the_rows_as_they_are_kept(tmp_path, name):
     build = {"SCAFFOLD": SCAFFOLD, "FedDyn": partial(FedDyn, alpha=1.0), "FedADMM": partial(FedADMM, rho=0.5)}[name]
     recorder = Recorder(vectors=vectors, server=(server,))
     options = {"max_rounds": 40, "clients_per_round": 2, "local_epochs": 2, "client_dtype": "bfloat16"}
-    fit(tmp_path, build(), QuadraticData(sample_quadratics(), batch_size=2), recorder, **options)
+    fit(tmp_path, build(), QuadraticData(batch_size=2), recorder, **options)
     found = {key: values[-1] for key, values in recorder.arrays().items()}
     rows = found[vectors[0]] + (found["multiplier"] / 0.5 if name == "FedADMM" else 0)
     np.testing.assert_allclose(found[f"server_{server}"], rows.mean(0), rtol=0, atol=1e-12)
@@ -185,7 +183,7 @@ def test_fedexp_averages_the_last_two_z_for_evaluation_only(tmp_path, style):
 @pytest.mark.parametrize("options", [{"decay": 0.9}, {"gradient_clip_val": 0.5}, {"lbfgs": True}])
 def test_fednova_refuses_steps_whose_weights_are_unknown(tmp_path, options):
     with pytest.raises(ConfigurationError, match="FedNova divides by the weight of a client's gradients"):
-        fit(tmp_path, algorithms.FedNova(), QuadraticData(sample_quadratics()), Recorder(), **options)
+        fit(tmp_path, algorithms.FedNova(), QuadraticData(), Recorder(), **options)
 
 
 class Idle(LightningModule):

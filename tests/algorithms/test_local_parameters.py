@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import boring
+from helpers.marks import each_engine, of_each
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local
 from helpers.reference_partial import partial_sharing
+from helpers.refusals import refused
 from torch import nn
 
 from algorithms.registry import BY_NAME, METHODS
@@ -19,7 +21,6 @@ from algorithms.test_resume_equality import assert_resumes
 from algorithms.test_vectorized import assert_close
 from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedBABU, FedBC, FedRep
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 HEAD = np.array([True, False, False, False])
@@ -37,7 +38,7 @@ def fit(root: Path, algorithm: Any, engine: str = "sequential", **options: Any) 
     settings: dict[str, Any] = QUIET | {"max_rounds": 8, "clients_per_round": 3, "local_epochs": 2, "seed": 7}
     settings |= {"sampler": sampler, "engine": engine, "default_root_dir": root, "callbacks": [recorder]} | options
     trainer = FederatedTrainer(**settings)
-    trainer.fit(QuadraticModule(lr=0.1, **own), QuadraticData(sample_quadratics(), batch_size=2), algorithm)
+    trainer.fit(QuadraticModule(lr=0.1, **own), QuadraticData(batch_size=2), algorithm)
     return trainer, recorder, sampler
 
 
@@ -55,7 +56,7 @@ def test_closed_form(tmp_path, method, pattern, form, engine):
     options = {"dual_lr": 0.05, "dual_init": 0.2, "tolerance": 0.5}
     algorithm = FedAvg() if method == "fedavg" else FedBC(**options)
     trainer, recorder, sampler = fit(tmp_path, algorithm, engine, local_parameters=[pattern], **form_of_module)
-    steps = shuffled_steps(QuadraticData(sample_quadratics()), 2, seed=7, epochs=2)
+    steps = shuffled_steps(QuadraticData(), 2, seed=7, epochs=2)
     local = Local(lr=lr, momentum=form_of_module.get("momentum", 0.0), steps=steps)
     own = {} if method == "fedavg" else {"weighting": "dual", **options}
     rounds = [clients for _, clients in sorted(sampler.rounds.items())]
@@ -75,7 +76,7 @@ def test_only_the_shared_part_is_counted_as_sent(tmp_path):
     assert float(first["comm/bytes_down"]) == 3 * 8
 
 
-@pytest.mark.parametrize("setting", FORMS, ids=lambda setting: setting.name)
+@of_each(FORMS)
 def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     options = {**setting.options, "local_parameters": ["tail"], "client_dtype": None}
     whole, _ = assert_resumes(tmp_path, setting.build, 2, 5, **options)
@@ -83,7 +84,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     assert len(kinds) > 1 or setting.name == "fedbabu"
 
 
-@pytest.mark.parametrize("setting", FORMS, ids=lambda setting: setting.name)
+@of_each(FORMS)
 def test_engines_agree(tmp_path, setting):
     found = []
     for engine in ("sequential", "vectorized"):
@@ -94,12 +95,10 @@ def test_engines_agree(tmp_path, setting):
     assert_close(*found)
 
 
-@pytest.mark.parametrize(
-    "setting", [s for s in METHODS if s.name.startswith(REFUSED)], ids=lambda setting: setting.name
-)
+@of_each([s for s in METHODS if s.name.startswith(REFUSED)])
 def test_other_methods_are_refused_by_name(tmp_path, setting):
     options = {**setting.options, "local_parameters": ["tail"], "local_steps": 2, "local_epochs": None}
-    with pytest.raises(ConfigurationError, match=r"trainer\.local_parameters: .* cannot leave a part of the model"):
+    with refused(r"trainer\.local_parameters: .* cannot leave a part of the model"):
         fit(tmp_path, setting.build(), **options)
 
 
@@ -114,9 +113,8 @@ def test_other_methods_are_refused_by_name(tmp_path, setting):
     ],
 )
 def test_wrong_patterns_are_one_line(tmp_path, patterns, message):
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with refused(message):
         fit(tmp_path, FedAvg(), local_parameters=patterns)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_parameter_outside_of_the_optimizer_is_refused(tmp_path):
@@ -125,8 +123,8 @@ def test_a_parameter_outside_of_the_optimizer_is_refused(tmp_path):
             return torch.optim.SGD([self.head], 0.1)
 
     trainer = FederatedTrainer(**QUIET, default_root_dir=tmp_path, max_rounds=1, local_parameters=["head"])
-    with pytest.raises(ConfigurationError, match="'tail' stands in no group of the optimizer"):
-        trainer.fit(Part(), QuadraticData(sample_quadratics()), FedAvg())
+    with refused("'tail' stands in no group of the optimizer"):
+        trainer.fit(Part(), QuadraticData(), FedAvg())
 
 
 class Plain(boring.BoringModel):
@@ -137,7 +135,7 @@ class Plain(boring.BoringModel):
         self.net = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedBC(dual_lr=0.01)], ids=str)
 def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
     """accuracy/local is that of the method's own model or z, with the client's part; there is no accuracy/global."""
@@ -204,7 +202,7 @@ def test_batch_norm_stays_with_the_client(tmp_path):
 
 def test_batch_norm_without_its_statistics_is_refused(tmp_path):
     trainer = boring.make_trainer(tmp_path, local_parameters=["batch_norm"])
-    with pytest.raises(ConfigurationError, match=re.escape("set trainer.buffers: local (it is average)")):
+    with refused(re.escape("set trainer.buffers: local (it is average)")):
         trainer.fit(boring.make_model(), boring.BoringData(), FedAvg())
 
 
@@ -212,7 +210,7 @@ def test_another_choice_is_refused_on_resume(tmp_path):
     trainer = boring.make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"])
     last = trainer.fit(boring.make_model(Plain), boring.BoringData(), FedAvg()).checkpoint
     for other in (None, ["net.2.bias"]):
-        with pytest.raises(ConfigurationError, match=r"local_parameters is net\.2\.weight, net\.2\.bias there"):
+        with refused(r"local_parameters is net\.2\.weight, net\.2\.bias there"):
             boring.make_trainer(tmp_path, local_parameters=other).fit(
                 boring.make_model(Plain), boring.BoringData(), FedAvg(), last
             )
@@ -220,7 +218,7 @@ def test_another_choice_is_refused_on_resume(tmp_path):
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)
 @pytest.mark.parametrize("form", ["decay", "adam", "per tensor"])
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_the_other_part_stays_whatever_the_optimizer_does(tmp_path, algorithm, form, engine):
     """Weight decay moves parameters without a gradient; a frozen head stays where it was, bit for bit."""
 
@@ -268,12 +266,12 @@ def test_fedbabu_is_fine_tuned_for_its_evaluation(tmp_path):
 
 @pytest.mark.parametrize("algorithm", [FedRep(), FedBABU()], ids=str)
 def test_a_head_must_be_named(tmp_path, algorithm):
-    with pytest.raises(ConfigurationError, match=rf"local_parameters: {algorithm} needs the names of the head"):
+    with refused(rf"local_parameters: {algorithm} needs the names of the head"):
         fit(tmp_path, algorithm)
 
 
 def test_held_out_clients_have_no_part_of_their_own_and_no_column(tmp_path):
-    with pytest.raises(ConfigurationError, match="heldout_finetune_steps: clients that are held out have no part"):
+    with refused("heldout_finetune_steps: clients that are held out have no part"):
         boring.make_trainer(tmp_path, local_parameters=["net.2.*"], heldout_finetune_steps=2)
     trainer = boring.make_trainer(tmp_path, local_parameters=["net.2.*"])
     trainer.fit(boring.make_model(Plain), boring.BoringData(heldout_clients=1), FedAvg())

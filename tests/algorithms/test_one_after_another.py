@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.boring import read_csv
+from helpers.marks import of_each
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 from lightning.pytorch import Callback
 
@@ -91,7 +92,7 @@ def assert_alike(one: FederatedTrainer, other: FederatedTrainer, bound: float = 
     assert_tables_alike(one, other, bits=("clients",), bound=1e-6)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@of_each(SETTINGS)
 def test_the_numbers_of_one_at_a_time(tmp_path, setting, monkeypatch, sizes):
     """After a round rows, scalars and tables are those of cohorts of one, bit for bit."""
     together = run(tmp_path, setting.build(), COHORT, monkeypatch, **setting.options)

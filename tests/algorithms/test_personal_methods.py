@@ -65,7 +65,7 @@ def test_l2sgd_plus_converges_linearly_and_its_relatives_stall(tmp_path, build):
 @pytest.mark.parametrize("name", ["l2sgd_plus", "l2sgd_plus_plus"])
 def test_gradient_tables(tmp_path, name):
     """Section 3: J_ij is the gradient of f_ij at the x_i before its step, one row per component; never picked: zero."""
-    data, setting = QuadraticData(sample_quadratics(), batch_size=2), BY_NAME[name]
+    data, setting = QuadraticData(batch_size=2), BY_NAME[name]
     local = LocalTraining(steps=shuffled_steps(data, 2, seed=3, epochs=1))
     trainer = compare(tmp_path, setting, local, data, max_rounds=4, seed=3)
     expected = setting.reference(data.clients, [[0, 1, 2, 3, 4]] * 4, start_point(), local)["gradient_tables"][-1]

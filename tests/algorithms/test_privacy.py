@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
 from helpers.command_line import run_cli
+from helpers.marks import each_engine
 from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.reference import Clients, Local, full_batches, train
 from scipy.optimize import brentq
@@ -112,7 +113,7 @@ def private_loop(
     return {name: np.stack(values) for name, values in log.items()}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 @pytest.mark.parametrize("target", [None, 0.3])
 def test_closed_form(tmp_path, target, engine):
     clients, seed, recorder = sample_quadratics(sizes=(3, 5, 2, 7, 4) * 2), 5, Recorder()
@@ -139,7 +140,7 @@ def test_closed_form(tmp_path, target, engine):
 
 def test_without_privacy_a_round_without_clients_leaves_z(tmp_path, caplog):
     recorder, options = Recorder(), {"max_rounds": 16, "clients_per_round": 1, "seed": 5, "sampler": PoissonSampler()}
-    fit(tmp_path, FedAvg(), QuadraticData(sample_quadratics()), recorder, **options)
+    fit(tmp_path, FedAvg(), QuadraticData(), recorder, **options)
     z, sampled = recorder.arrays()["z"], recorder.rounds()
     stays = [np.array_equal(one, other) for one, other in pairwise([start_point(), *z])]
     assert stays == [not clients for clients in sampled]
@@ -185,7 +186,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path):
 )
 def test_methods_without_a_bound_are_refused_by_name(tmp_path, algorithm, message):
     with pytest.raises(ConfigurationError, match=rf"trainer\.privacy: .*{message}"):
-        fit(tmp_path, algorithm, QuadraticData(sample_quadratics()), Recorder(), sampler=None, privacy=PRIVACY)
+        fit(tmp_path, algorithm, QuadraticData(), Recorder(), sampler=None, privacy=PRIVACY)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_a_secret_changes_sampling_and_noise(tmp_path, monkeypatch):
     for source, secret in sources.items():
         privacy = replace(PRIVACY, secret=source)
         recorder, options = Recorder(), {"sampler": None, "privacy": privacy, "max_rounds": 3, "clients_per_round": 2}
-        trainer, _ = fit(tmp_path / str(len(found)), FedAvg("uniform"), QuadraticData(sample_quadratics()), recorder,
+        trainer, _ = fit(tmp_path / str(len(found)), FedAvg("uniform"), QuadraticData(), recorder,
                          **options)  # fmt: skip
         z = found.setdefault(secret, (trainer.server.z, recorder.rounds()))
         assert torch.equal(z[0], trainer.server.z)

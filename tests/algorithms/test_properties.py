@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.boring import read_csv
-from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
+from helpers.marks import of_each
+from helpers.quadratics import QuadraticData, Recorder
 from helpers.user_modules import BatchNormClassifier, UserData
 from lightning.pytorch import Callback
 
@@ -18,11 +19,11 @@ from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedBC
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+@of_each(METHODS)
 def test_the_same_run_twice_and_the_same_algorithm_object_twice(tmp_path, setting, caplog):
     """House style 6: algorithms and modules keep no state outside what is declared: a second fit repeats the first."""
     caplog.set_level(logging.INFO)
-    algorithm, data = setting.build(), QuadraticData(sample_quadratics(), batch_size=2)
+    algorithm, data = setting.build(), QuadraticData(batch_size=2)
     options = {"max_rounds": 3, "clients_per_round": 2, "seed": 4} | dict(setting.options)
     _, first = fit(tmp_path, algorithm, data, Recorder(), **options)
     _, second = fit(tmp_path, algorithm, data, Recorder(), **options)
@@ -108,7 +109,7 @@ def test_fedbc_logs_its_duals(tmp_path):
     """Section 1: 'Log min, max and the effective number'; clients.csv has dual, tolerance, distance, weight."""
     recorder = Recorder(("dual", "tolerance"), ("local_model",))
     options = {"max_rounds": 3, "clients_per_round": 4, "local_epochs": 2}
-    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.2), QuadraticData(sample_quadratics()), recorder, **options)
+    trainer, _ = fit(tmp_path, FedBC(dual_lr=0.2), QuadraticData(), recorder, **options)
     kept, z = recorder.arrays(), start_point()
     rows = read_csv(Path(trainer.log_dir) / "clients.csv")
     for number in (1, 2, 3):
@@ -132,13 +133,13 @@ def test_fedbc_logs_its_duals(tmp_path):
 @pytest.mark.parametrize("options", [{"dual_lr": 0.0}, {"dual_lr": 1.0, "tolerance": [1e9, 1e9, 1e9, 1e9, 0.0]}])
 def test_fedbc_says_once_when_few_clients_carry_the_mean(tmp_path, options, caplog):
     """Section 1: 'warn once when it [the effective number] drops below 2 or all are 0'."""
-    fit(tmp_path, FedBC(**options), QuadraticData(sample_quadratics()), Recorder(), max_rounds=4)
+    fit(tmp_path, FedBC(**options), QuadraticData(), Recorder(), max_rounds=4)
     assert len([record for record in caplog.records if "sampled clients are" in record.getMessage()]) == 1
 
 
 def test_two_clients_in_a_round_are_no_alarm(tmp_path, caplog):
     options = {"max_rounds": 4, "clients_per_round": 2}
-    fit(tmp_path, FedBC(dual_lr=0.2), QuadraticData(sample_quadratics()), Recorder(), **options)
+    fit(tmp_path, FedBC(dual_lr=0.2), QuadraticData(), Recorder(), **options)
     assert "sampled clients are" not in caplog.text
 
 

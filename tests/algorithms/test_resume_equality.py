@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from helpers.marks import of_each
+from helpers.quadratics import QuadraticData, QuadraticModule
 from lightning.pytorch import Callback
 
 from algorithms.registry import BY_NAME, METHODS
@@ -30,7 +31,7 @@ def run(root: Path, build: Any, rounds: int, ckpt_path: str | None = None, **opt
         "seed": 3,
     }
     trainer = FederatedTrainer(**QUIET | settings | options)
-    data = QuadraticData(sample_quadratics(), batch_size=2)
+    data = QuadraticData(batch_size=2)
     trainer.fit(QuadraticModule(), datamodule=data, algorithm=build(), ckpt_path=ckpt_path)
     return trainer
 
@@ -85,7 +86,7 @@ def assert_resumes(root: Path, build: Any, first: int = FIRST, total: int = TOTA
     return whole, str(last(resumed))
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+@of_each(METHODS)
 def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     assert_resumes(tmp_path, setting.build, **setting.options)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import read_csv
-from helpers.quadratics import QuadraticData, Recorder, RecordingSampler, sample_quadratics
+from helpers.marks import of_each
+from helpers.quadratics import QuadraticData, Recorder, RecordingSampler
 from helpers.reference import Local, full_batches
 
 from algorithms.registry import BY_NAME, METHODS
@@ -26,7 +27,7 @@ def run(tmp_path: Path, algorithm: Any, stragglers: Stragglers, **options: Any) 
     """Five clients, all sampled in every round unless said otherwise."""
     recorder, sampler = options.pop("recorder", Recorder()), RecordingSampler()
     settings = {"max_rounds": ROUNDS, "local_epochs": EPOCHS, "sampler": sampler, "stragglers": stragglers} | options
-    trainer, _ = fit(tmp_path, algorithm, QuadraticData(sample_quadratics()), recorder, **settings)
+    trainer, _ = fit(tmp_path, algorithm, QuadraticData(), recorder, **settings)
     return trainer, sampler, recorder
 
 
@@ -47,7 +48,7 @@ def test_absent_clients_are_as_if_never_sampled(tmp_path, name):
         assert len(absent) == 2
         present.append([client for client in sampled if client not in absent])
     local = Local(lr=0.1, steps=full_batches(EPOCHS))
-    expected = setting.reference(QuadraticData(sample_quadratics()).clients, present, start_point(), local)
+    expected = setting.reference(QuadraticData().clients, present, start_point(), local)
     for key, found in recorder.arrays().items():
         if key != "flat_z":
             np.testing.assert_allclose(found, expected[key], rtol=0, atol=1e-9, err_msg=key)
@@ -74,7 +75,7 @@ def test_partial_work_counts_where_the_method_uses_it(tmp_path):
 
     rounds = [sampler.rounds[number] for number in sorted(sampler.rounds)]
     expected = BY_NAME["fedprox-samples"].reference(
-        QuadraticData(sample_quadratics()).clients, rounds, start_point(), replace(Local(lr=0.1), steps=steps)
+        QuadraticData().clients, rounds, start_point(), replace(Local(lr=0.1), steps=steps)
     )
     np.testing.assert_allclose(recorder.arrays()["z"], expected["z"], rtol=0, atol=1e-9)
     found = rows(trainer)
@@ -96,7 +97,7 @@ def test_fedavg_drops_partial_work_unless_told_otherwise(tmp_path):
     assert float(dropped.callback_metrics["num_clients/straggler"]) == 2
 
 
-@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
+@of_each(METHODS)
 def test_every_method_copes_with_stragglers_and_absence_or_refuses_them(tmp_path, setting):
     """With half of the clients late and a quarter gone: finite numbers, weights that sum to 1, a resumable run."""
     options = {"clients_per_round": 4, "max_rounds": 3} | dict(setting.options)

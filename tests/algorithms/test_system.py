@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.boring import read_csv
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from helpers.marks import each_engine
+from helpers.quadratics import QuadraticData, QuadraticModule
 
 from algorithms.running import QUIET
 from algorithms.test_resume_equality import assert_resumes, run
@@ -31,7 +32,7 @@ def fit(folder: Path, system: System | None, algorithm: Any = None, **options: A
     """Four local steps of each of five clients, in three rounds unless said otherwise."""
     settings = QUIET | {"max_rounds": 3, "local_steps": 4, "seed": 1, "system": system} | options
     trainer = FederatedTrainer(**settings, default_root_dir=folder)
-    trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics()), algorithm or FedAvg("uniform"))
+    trainer.fit(QuadraticModule(), QuadraticData(), algorithm or FedAvg("uniform"))
     return trainer
 
 
@@ -48,7 +49,7 @@ def of_round(trainer: Any, number: int) -> dict[int, dict[str, str]]:
     return {int(row["client"]): row for row in table(trainer, "clients.csv") if row["round"] == str(number)}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_a_round_takes_as_long_as_its_slowest_client(tmp_path, engine):
     """Speeds are median * exp(sigma * xi) with one draw for each client, the same in every round and engine."""
     system = System(Lognormal(0.2, 0.7), bandwidth_up=Lognormal(1000.0, 0.5), bandwidth_down=400.0)
@@ -119,7 +120,7 @@ def test_rounds_that_get_fewer_clients_than_they_ask_for(tmp_path, caplog, capsy
     if missing:
         assert ended[0].endswith(f"on average {missing} fewer.")
         assert ended[0] in render(run_page(Path(trainer.log_dir)))
-    print_plan(trainer.plan(QuadraticModule(), QuadraticData(sample_quadratics()), FedAvg("uniform")))
+    print_plan(trainer.plan(QuadraticModule(), QuadraticData(), FedAvg("uniform")))
     assert (f"({number} are asked for)" in capsys.readouterr().out) == (missing > 0)
 
 

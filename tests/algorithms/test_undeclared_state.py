@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from helpers.quadratics import QuadraticData, QuadraticModule
 
 from algorithms.running import QUIET
 from fedbc_lightning import FederatedAlgorithm, FederatedTrainer
@@ -67,7 +67,7 @@ class Method(FederatedAlgorithm):
 def fit(root: Any, algorithm: Any, rounds: int, ckpt_path: str | None = None, **options: Any) -> torch.Tensor:
     settings = {"max_rounds": rounds, "default_root_dir": root, "seed": 3}
     trainer, module = FederatedTrainer(**QUIET | settings | options), QuadraticModule()
-    trainer.fit(module, QuadraticData(sample_quadratics(), batch_size=2), algorithm, ckpt_path)
+    trainer.fit(module, QuadraticData(batch_size=2), algorithm, ckpt_path)
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.boring import read_csv
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from helpers.marks import of_each
+from helpers.quadratics import QuadraticData, QuadraticModule
 
 from algorithms.registry import METHODS
 from algorithms.running import QUIET, Setting
@@ -42,7 +43,7 @@ def run(root: Path, setting: Setting, engine: str, rounds: int) -> FederatedTrai
     if isinstance(setting.build(), OWN_STEPS):
         options |= {"local_epochs": None, "local_steps": 5}  # as many for each client: full cohorts
     trainer = FederatedTrainer(**QUIET | options | setting.options | {"default_root_dir": str(root), "engine": engine})
-    data = QuadraticData(sample_quadratics(), batch_size=2)
+    data = QuadraticData(batch_size=2)
     trainer.fit(Averaging(), datamodule=data, algorithm=setting.build())
     return trainer
 
@@ -77,7 +78,7 @@ def small_cohorts(monkeypatch):
     monkeypatch.setattr("fedbc_lightning.engines.stacked.vectorized.MAX_COHORT", 3)
 
 
-@pytest.mark.parametrize("setting", REFUSED, ids=lambda setting: setting.name)
+@of_each(REFUSED)
 def test_components_and_features_are_refused(tmp_path, setting):
     reason = "compares features by three models" if isinstance(setting.build(), MOON) else "components of its own"
     message = rf"trainer\.engine: vectorized .* {reason}.*use engine: sequential"
@@ -85,7 +86,7 @@ def test_components_and_features_are_refused(tmp_path, setting):
         run(tmp_path, setting, "vectorized", rounds=1)
 
 
-@pytest.mark.parametrize("setting", EQUAL, ids=lambda setting: setting.name)
+@of_each(EQUAL)
 def test_the_sequential_engines_numbers(tmp_path, setting):
     stacked, single = (run(tmp_path, setting, engine, rounds=6) for engine in ("vectorized", "sequential"))
     states = [state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (stacked, single)]

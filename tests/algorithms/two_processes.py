@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+from helpers.quadratics import QuadraticData, QuadraticModule
 from helpers.user_modules import BatchNormClassifier, MetricsClassifier, UserData
 
 from algorithms.registry import BY_NAME, METHODS, SETTINGS
@@ -46,7 +46,7 @@ def run_vectorized(folder: Path, name: str, options: dict[str, Any], stops: list
     for stop in stops:
         own = {"clients_per_round": 5, "max_rounds": stop, "checkpoint_every_n_rounds": 1}
         trainer = FederatedTrainer(**QUIET | options | place | dict(setting.options) | own)
-        data = QuadraticData(sample_quadratics(), batch_size=2)
+        data = QuadraticData(batch_size=2)
         trainer.fit(QuadraticModule(), data, setting.build(), "last" if stop > stops[0] else None)
     return state_of(trainer, setting)
 
@@ -62,7 +62,7 @@ def run_all(
         for rounds in (1, 4) if setting.name in AFTER_MORE_ROUNDS else (1,):
             place = {"default_root_dir": str(folder / f"{setting.name}-{rounds}-{devices}"), "max_rounds": rounds}
             trainer = FederatedTrainer(**QUIET | options | place | dict(setting.options))
-            data = QuadraticData(sample_quadratics(), batch_size=2)
+            data = QuadraticData(batch_size=2)
             trainer.fit(QuadraticModule(), datamodule=data, algorithm=setting.build())
             results[f"{setting.name} after {rounds}"] = state_of(trainer, setting)
     for name in VECTORIZED:
@@ -73,13 +73,13 @@ def run_all(
     for name in PARTED:
         place = {"default_root_dir": str(folder / f"{name}-parted-{devices}"), "local_parameters": ["tail"]}
         trainer = FederatedTrainer(**QUIET | options | place | {"max_rounds": 1})
-        trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics(), batch_size=2), BY_NAME[name].build())
+        trainer.fit(QuadraticModule(), QuadraticData(batch_size=2), BY_NAME[name].build())
         kept = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(5)])
         results[f"{name} parted after 1"] = {"z": trainer.server.z.cpu().clone(), "kept": kept}
     if find_spec("dp_accounting"):  # the noise of privacy is the same on all processes
         place = {"default_root_dir": str(folder / f"private-{devices}"), "max_rounds": 1}
         trainer = FederatedTrainer(**QUIET | options | place, privacy=Privacy(0.5, 0.7, 1e-3))
-        trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics()), FedAvg("uniform"))
+        trainer.fit(QuadraticModule(), QuadraticData(), FedAvg("uniform"))
         results["private after 1"] = {"z": trainer.server.z.cpu().clone()}
     for module_class in (BatchNormClassifier, MetricsClassifier):
         torch.manual_seed(0)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import ArraysDataModule
+from helpers.refusals import refused
 from torchvision.transforms import v2
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Dirichlet
 
 INPUTS = np.arange(120, dtype=np.float64).reshape(30, 4)
@@ -82,7 +82,7 @@ def test_targets_may_be_names(kind):
     assert [int(label) for _, label in data.pooled_dataset("test")] == [0, 2]
     assert ready(INPUTS, TARGETS).classes is None
     for test, message in ((["ant", "emu"], "the class 'emu' does not occur"), ([0, 1], "found int64; give names")):
-        with pytest.raises(ConfigurationError, match=rf"data\.test_targets: {message}"):
+        with refused(rf"data\.test_targets: {message}"):
             ready(INPUTS, names[TARGETS], test_inputs=INPUTS[:2], test_targets=np.array(test))
 
 
@@ -96,9 +96,9 @@ def test_test_data():
     assert (own.num_samples("train").tolist(), own.num_samples("test").tolist()) == ([10, 10, 10], [3, 2, 1])
     inputs, _ = next(iter(own.client_eval_dataloader(2, "test")))
     assert inputs.tolist() == test[0][3:4].tolist()
-    with pytest.raises(ConfigurationError, match=r"client 3 .'d'. has no training samples"):
+    with refused(r"client 3 .'d'. has no training samples"):
         ready(INPUTS, TARGETS, owners, *test, list("aaadbb"))
-    with pytest.raises(ConfigurationError, match=r"test_fraction=0\.5"):
+    with refused(r"test_fraction=0\.5"):
         ready(INPUTS, TARGETS, test_inputs=test[0], test_targets=test[1], test_fraction=0.5)
 
 
@@ -128,9 +128,8 @@ def test_files(tmp_path):
 )
 def test_bad_files_are_named(tmp_path, name, write, message):
     write(tmp_path / name)
-    with pytest.raises(ConfigurationError, match=rf"data\.inputs='.*{name}': {message}") as error:
+    with refused(rf"data\.inputs='.*{name}': {message}"):
         ready(str(tmp_path / name), TARGETS)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -149,5 +148,5 @@ def test_bad_files_are_named(tmp_path, name, write, message):
     ],
 )
 def test_what_is_refused(change, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         ready(**{"inputs": INPUTS, "targets": TARGETS, **change})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import (
@@ -18,7 +19,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, PartitionedDataModule
 from fedbc_lightning.partition import IID, Dirichlet, Explicit, PowerLaw
 
@@ -130,7 +130,7 @@ def test_split_and_pool():
     assert isinstance(data.source, ArrayDataset)
     values = torch.cat([x for split in ("train", "test") for x, _ in data.pooled_dataloader(split)])
     assert sorted(values.tolist()) == [*range(80), *range(2000, 2020)]
-    with pytest.raises(ConfigurationError, match=r"data\.pool: Ordinary has no test_dataloader"):
+    with refused(r"data\.pool: Ordinary has no test_dataloader"):
         ready(Ordinary(has_test=False), IID(4), test="split", pool=True)
 
 
@@ -158,7 +158,7 @@ def test_labels_come_from_attributes_or_arguments():
     assert data.labels.tolist() == [i % 2 for i in range(10)] + [i % 4 for i in range(8)]
     data = ready(pairs, PowerLaw(2, 1, 1.0), labels=[i // 20 for i in range(40)])
     assert sorted(data.label_histogram().tolist()) == [[0, 20], [20, 0]]
-    with pytest.raises(ConfigurationError, match=r"data\.labels: give one integer for each of the 40 samples"):
+    with refused(r"data\.labels: give one integer for each of the 40 samples"):
         ready(pairs, PowerLaw(2, 1, 1.0), labels=[1, 2])
 
 
@@ -167,7 +167,7 @@ def test_labels_come_from_attributes_or_arguments():
 )
 def test_data_without_labels_cannot_be_split_by_class(dataset):
     dataset = TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
-    with pytest.raises(ConfigurationError, match=r"PowerLaw needs the class, an integer .data\.labels. of each sample"):
+    with refused(r"PowerLaw needs the class, an integer .data\.labels. of each sample"):
         ready(dataset, PowerLaw(2, 1, 1.0))
     assert ready(dataset, IID(2)).labels is None
 
@@ -188,7 +188,7 @@ def test_tests_are_drawn_by_class_whichever_partitioner_dealt(tmp_path):
 
 @pytest.mark.parametrize("clients", [["a", None, "b", "a"], [1.0, float("nan"), 2.0, 2.0], ["a", 1, "b", 2.5]])
 def test_samples_without_a_client_are_refused(clients):
-    with pytest.raises(ConfigurationError, match=r"data\.clients: (sample 1 has no client|found numbers and strings)"):
+    with refused(r"data\.clients: (sample 1 has no client|found numbers and strings)"):
         ready(tensors(4), clients=np.array(clients, dtype=object))
 
 
@@ -284,10 +284,9 @@ REFUSED = [
 def test_loaders_that_cannot_be_federated(make, words):
     ordinary = Ordinary()
     ordinary.train_dataloader = make
-    with pytest.raises(ConfigurationError, match=words) as error:
+    with refused(words) as error:
         ready(ordinary, IID(2))
     assert "Ordinary.train_dataloader" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +301,7 @@ def test_loaders_that_cannot_be_federated(make, words):
 )
 def test_impossible_arguments(arguments, words):
     names = ("data", "partitioner", "test", "pool", "num_workers")
-    with pytest.raises(ConfigurationError, match=words):
+    with refused(words):
         PartitionedDataModule(**dict(zip(names, arguments, strict=False)))
 
 
@@ -312,7 +311,7 @@ def test_a_partitioner_that_loses_samples_is_caught():
             return super().__call__(labels[1:], seed)
 
     data = PartitionedDataModule(SIXTEEN, Losing(2))
-    with pytest.raises(ConfigurationError, match="Losing: 1 of 16 samples are not given exactly once"):
+    with refused("Losing: 1 of 16 samples are not given exactly once"):
         data.setup()
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.source

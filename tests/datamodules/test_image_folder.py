@@ -10,9 +10,9 @@ import pytest
 import torch
 from fedbc_lightning.datamodules import ImageFolderDataModule, image_folder
 from helpers.data_formats import ready, write_image_folder
+from helpers.refusals import refused
 from PIL import Image
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.partition import IID, Dirichlet
 
@@ -47,7 +47,7 @@ def test_a_full_temporary_folder_is_told_before_an_image_is_decoded(tmp_path, mo
     else:  # the system refuses the room, as it does where a quota is used up
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, before[1]))
     try:
-        with pytest.raises(ConfigurationError) as error:
+        with refused() as error:
             data.setup()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -70,7 +70,7 @@ def test_the_folders_own_test_images_are_kept(tmp_path, caplog):
         round(float(image.min() * 127.5 + 127.5)) for image, _ in data.pooled_dataset("test") if image.std() < 1e-6
     ]
     assert marks == [2]
-    with pytest.raises(ConfigurationError, match=r"data.test='shared': there is no folder test or val with images"):
+    with refused(r"data.test='shared': there is no folder test or val with images"):
         ready(ImageFolderDataModule(str(tmp_path / "test"), IID(2), test="shared"))
 
 
@@ -79,7 +79,7 @@ def test_image_size_scales_and_crops(tmp_path):
     Image.fromarray(np.zeros((10, 30), np.uint8)).save(root / "class_2" / "zebra.png")
     data = ready(ImageFolderDataModule(str(root), IID(2), image_size=8))
     assert data.source.pool.tensors[0].shape == (7, 3, 8, 8)
-    with pytest.raises(ConfigurationError, match=r"data.image_size: '.*zebra.png' has 10 x 30 pixels.*16 x 16"):
+    with refused(r"data.image_size: '.*zebra.png' has 10 x 30 pixels.*16 x 16"):
         ready(ImageFolderDataModule(str(root), IID(2)))
 
 
@@ -115,13 +115,13 @@ def test_grey_images_have_one_channel_if_asked_for(tmp_path, suffix):
 def test_images_without_a_known_white_are_refused(tmp_path, kind, message):
     root = write_image_folder(tmp_path / "images")
     Image.fromarray(np.ones((8, 8), dtype=kind)).save(root / "class_1" / "x.tif")
-    with pytest.raises(ConfigurationError, match=rf"class_1/x\.tif' .in Pillow's mode {message} .*8 or 16 bits"):
+    with refused(rf"class_1/x\.tif' .in Pillow's mode {message} .*8 or 16 bits"):
         ready(ImageFolderDataModule(str(root), IID(2)))
 
 
 def test_trees_that_are_none(tmp_path):
     def message(root):
-        with pytest.raises(ConfigurationError, match=r"expected <root>/<class>") as error:
+        with refused(r"expected <root>/<class>") as error:
             ready(ImageFolderDataModule(str(root), IID(2)))
         return str(error.value)
 
@@ -137,15 +137,14 @@ def test_a_broken_image_is_named(tmp_path, suffix):
     path = root / "class_2" / f"cut.{suffix}"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(ConfigurationError, match=rf"cannot read the image '{path}'") as error:
+    with refused(rf"cannot read the image '{path}'"):
         ready(ImageFolderDataModule(str(root), IID(2)))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (0.5, 0.5)},
                                        {"mean": (0.4, 0.5, 0.6), "grayscale": True}])  # fmt: skip
 def test_image_folder_refuses_by_name(arguments):
-    with pytest.raises(ConfigurationError, match=r"data\.(\w+=.* data\.)?" + next(iter(arguments))):
+    with refused(r"data\.(\w+=.* data\.)?" + next(iter(arguments))):
         ImageFolderDataModule("anywhere", **arguments)
 
 
@@ -243,5 +242,5 @@ def test_folders_that_were_not_announced_are_refused(tmp_path, options, message)
     if "link" in options:
         (root / "10" / "dog" / "link").symlink_to(root / options["link"])
     given = {"layout": options.get("layout"), "clients": table if "table" in options else None}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         ready(ImageFolderDataModule(tmp_path if "root" in options else root, **given))

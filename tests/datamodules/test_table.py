@@ -9,8 +9,7 @@ import pytest
 import torch
 from fedbc_lightning.datamodules import TableDataModule
 from helpers.data_formats import ready as set_up
-
-from fedbc_lightning.core.errors import ConfigurationError
+from helpers.refusals import refused
 
 FRAME = pd.DataFrame(
     {
@@ -72,7 +71,7 @@ def test_tasks(tmp_path, target, task, expected):
         assert targets.numpy() == pytest.approx(FRAME[target].to_numpy())
     else:
         assert [expected[k] for k in targets] == FRAME[target].astype(str).tolist()
-    with pytest.raises(ConfigurationError, match=r"'ill' of '.*a regression needs finite numbers only"):
+    with refused(r"'ill' of '.*a regression needs finite numbers only"):
         ready(save(FRAME, tmp_path / "t.csv"), "ill", "hospital", features=["age"], task="regression")
 
 
@@ -102,10 +101,10 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
     bad = FRAME.assign(age=[{6: "?", 8: "high"}.get(row, age) for row, age in enumerate(FRAME["age"])])
     path, good = save(bad, tmp_path / "t.csv"), save(FRAME, tmp_path / "good.csv")
     for options in ({}, {"test_path": path}):
-        with pytest.raises(ConfigurationError, match=r"data\.features: 'age' of '.*t\.csv' holds '.' in row 7"):
+        with refused(r"data\.features: 'age' of '.*t\.csv' holds '.' in row 7"):
             ready(good if options else path, "ill", "hospital", categorical=["blood"], **options)
     path = save(FRAME.assign(age=FRAME["age"].astype(str)), tmp_path / "t.parquet")
-    with pytest.raises(ConfigurationError, match=r"'age' of '.*' holds '20' in row 1, which is no finite number"):
+    with refused(r"'age' of '.*' holds '20' in row 1, which is no finite number"):
         ready(path, "ill", "hospital", categorical=["blood"])
 
 
@@ -154,7 +153,7 @@ def test_test_files(tmp_path):
     shared = ready(path, "ill", "hospital", **options)
     assert (len(shared.pooled_dataset("test")), shared.num_samples("test").sum()) == (8, 0)
     assert len(ready(path, "ill", features=["age"], test_path=str(tmp_path / "test.csv")).pooled_dataset("test")) == 8
-    with pytest.raises(ConfigurationError, match=r"data\.test_fraction=0\.5"):
+    with refused(r"data\.test_fraction=0\.5"):
         ready(path, "ill", "hospital", test_fraction=0.5, **options)
     for change, message in (
         ({"ill": "maybe"}, r"'ill' of '.*test\.csv': the class 'maybe' does not"),
@@ -163,10 +162,10 @@ def test_test_files(tmp_path):
         ({"age": "old"}, r"data\.features: 'age' of '.*test\.csv' holds 'old' in row 1"),
     ):
         save(test.assign(**change), tmp_path / "test.csv")
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(message):
             ready(path, "ill", "hospital", **options)
     save(test.drop(columns="pressure"), tmp_path / "test.csv")
-    with pytest.raises(ConfigurationError, match=r"data\.features: no column 'pressure' in '.*test\.csv'"):
+    with refused(r"data\.features: no column 'pressure' in '.*test\.csv'"):
         ready(path, "ill", "hospital", **options)
 
 
@@ -208,7 +207,7 @@ def test_a_client_is_one_whatever_its_type(tmp_path, kinds):
 )
 def test_columns_are_refused_by_name(tmp_path, arguments, message):
     options = {"target": "ill", "client": "hospital", "categorical": ["blood"], **arguments}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         ready(save(FRAME, tmp_path / "t.csv"), **options)
 
 
@@ -224,7 +223,7 @@ def test_columns_are_refused_by_name(tmp_path, arguments, message):
 )
 def test_values_are_refused_by_name(tmp_path, change, message):
     path = save(FRAME.assign(**change), tmp_path / "t.csv")
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         ready(path, "ill", "hospital", categorical=["blood"])
 
 
@@ -251,11 +250,10 @@ def test_damaged_files(tmp_path):
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigurationError, match=message) as error:
+        with refused(message) as error:
             ready(tmp_path / name)
         assert name in str(error.value)
-        assert "\n" not in str(error.value)
-    with pytest.raises(ConfigurationError, match=r"no such file; expected a \.csv"):
+    with refused(r"no such file; expected a \.csv"):
         ready(tmp_path / "nowhere.csv")
 
 

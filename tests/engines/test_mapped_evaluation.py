@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule, recordable
 from fedbc_lightning.algorithms import PerFedBC
 from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.engines.recorded import step_recorder
+from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.engines.stacked import stacked_bench
 from fedbc_lightning.engines.stacked.stacked_bench import MappedEvaluation
 from fedbc_lightning.module.adapter import UserModule
@@ -34,7 +37,7 @@ ALONE = []
 def _watch(monkeypatch):
     evaluate_alone = UserModule.evaluate
     monkeypatch.setattr(
-        UserModule, "evaluate", lambda user, loader, stage: ALONE.append(loader) or evaluate_alone(user, loader, stage)
+        UserModule, "evaluate", lambda user, loader, *args: ALONE.append(loader) or evaluate_alone(user, loader, *args)
     )
 
 
@@ -125,7 +128,8 @@ def evaluate(root, engine="vectorized", model=Model, data=Data, algorithm=FedBC,
     """Rows of ``evaluation.csv``, those of ``metrics.csv``, and how many clients were evaluated by themselves."""
     torch.manual_seed(0)
     ALONE.clear()
-    trainer = make_trainer(root, engine=engine, name=engine, clients_per_round=5, max_rounds=2, **options)
+    options = {"engine": engine, "name": engine, "clients_per_round": 5, "max_rounds": 2} | options
+    trainer = make_trainer(root, **options)
     arguments = {FedBC: {"dual_lr": 0.01}, PerFedBC: {"dual_lr": 0.01}}.get(algorithm, {})
     trainer.fit(model(), data(), algorithm(**arguments))
     folder = Path(trainer.log_dir)
@@ -168,9 +172,61 @@ def compare(root, model=Model, data=Data, algorithm=FedBC, **options):
         (lambda: MLP(num_features=10, num_classes=3, dropout=0.0), FedBC, OfOneTensor),
     ],
 )  # fmt: skip
-def test_the_numbers_of_one_after_another(tmp_path, said, model, algorithm, data):
+def test_the_numbers_of_one_after_another(tmp_path, monkeypatch, said, model, algorithm, data):
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     assert compare(tmp_path, model, data, algorithm)[0] == NUM_ALONE
     assert not said()
+
+
+class Promised(LogsMore):
+    test_step = recordable(LogsMore.test_step)
+
+
+class WithBuffers(BoringModel):
+    test_step = recordable(BoringModel.test_step)
+
+
+class Loud(Promised):
+    """A hook of rounds changes what its step adds."""
+
+    __init__ = Model.__init__
+    scale = 1.0
+
+    @recordable
+    def test_step(self, batch, batch_idx):
+        self.log("test_scale", self.scale * batch[0].mean())
+        super().test_step(batch, batch_idx)
+
+    def on_round_start(self):
+        self.scale = float(self.trainer.current_round > 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "is_stopped"),
+    [
+        (Promised, "sequential", False),
+        (Promised, "vectorized", False),
+        (WithBuffers, "sequential", False),
+        (Loud, "sequential", True),
+        (Loud, "vectorized", True),
+    ],
+)
+def test_replayed_evaluations_have_the_bits_of_steps_as_written(tmp_path, monkeypatch, model, engine, is_stopped):
+    counts, step, stop = Counter(), StepRecorder.step, StepRecorder._stop_late
+
+    def counted(recorder, kind, *given):
+        output = step(recorder, kind, *given)
+        counts["replayed" if output is not None else "written"] += kind.endswith("evaluation")
+        return output
+
+    monkeypatch.setattr(StepRecorder, "step", counted)
+    monkeypatch.setattr(StepRecorder, "_stop_late", lambda *given: counts.update(["stopped"]) or stop(*given))
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
+    options = {"engine": engine, "model": model, "max_rounds": 5}
+    replayed = evaluate(tmp_path, **options)[0]
+    assert counts["replayed"]
+    assert counts["stopped"] == is_stopped
+    assert evaluate(tmp_path, record_steps=False, **options)[0] == replayed
 
 
 class Validates(Model):

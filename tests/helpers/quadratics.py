@@ -88,13 +88,15 @@ class QuadraticData(FederatedDataModule):
     """The clients of :func:`sample_quadratics`; full batches unless ``batch_size`` is given; no test data.
 
     Args:
-        clients: What :func:`sample_quadratics` returns.
+        clients: What :func:`sample_quadratics` returns, as it does without arguments where None is given.
         batch_size: None for full batches.
     """
 
-    def __init__(self, clients: list[tuple[np.ndarray, np.ndarray]], batch_size: int | None = None) -> None:
-        super().__init__(batch_size=batch_size or sum(len(centres) for _, centres in clients))
-        self.clients = clients
+    def __init__(
+        self, clients: list[tuple[np.ndarray, np.ndarray]] | None = None, batch_size: int | None = None
+    ) -> None:
+        self.clients = clients or sample_quadratics()
+        super().__init__(batch_size=batch_size or sum(len(centres) for _, centres in self.clients))
 
     @property
     def num_clients(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, Hidden, Linear, assert_equal_trees, make_model, make_trainer
+from helpers.marks import each_engine
 from helpers.modules_with_more import Teacher, state_of
 from lightning.pytorch import Callback
 from torch import nn
@@ -172,7 +173,7 @@ def test_what_leaks_nothing_passes_and_changes_no_number(tmp_path, kind):
     assert modules[0].seen == modules[1].seen
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_a_plain_module_passes_in_both_engines_and_a_teacher_does(tmp_path, engine):
     fit(tmp_path / "plain", model=Linear, engine=engine)
     if engine == "sequential":

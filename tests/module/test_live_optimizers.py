@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.marks import each_engine
 from helpers.user_modules import UserData, _Classifier
 from lightning.pytorch import Callback
 from torch import nn
@@ -212,7 +213,7 @@ def test_each_client_trains_as_under_lightning(tmp_path, kind, name):
             assert torch.equal(value, watch.weights[client][key]), (client, key)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_schedulers_of_rounds_leave_what_the_module_keeps_alone(tmp_path, engine):
     """The server steps a copy; round k has the rate 0.1 / 2 ** k, and the kept optimizer is as before after the run."""
 

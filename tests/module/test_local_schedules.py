@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Linear, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.refusals import refused
 from lightning.pytorch import Callback
 from torch import nn
 from torch.optim import lr_scheduler
 
-from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning import FedAvg
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.federation.participation import Stragglers
@@ -192,7 +193,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
         fit(tmp_path / "broken", fails_at=(3, 2))
     assert_equal_trees(whole, fit(tmp_path / "broken", ckpt_path="last"))
     last = tmp_path / "broken/default/FedAvg-1/checkpoints/last.ckpt"
-    with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules is continue there, fresh here"):
+    with refused(r"trainer\.local_schedules is continue there, fresh here"):
         make_trainer(tmp_path / "broken").fit(make_model(Scheduled), BoringData(), FedAvg(), last)
     said = rf"local_schedules was continue \(for max_rounds: {ROUNDS}\) when .* \(for max_rounds: {ROUNDS + 1}\)"
     longer = make_trainer(tmp_path / "broken", max_rounds=ROUNDS + 1, local_schedules="continue", **local)
@@ -301,7 +302,6 @@ def test_a_scheduler_that_cannot_be_carried_on_is_refused(tmp_path, monkeypatch,
     monkeypatch.setattr(schedulers, "STRIDE", 2)
     options = dict(options)
     model = make_model(options.pop("module", Scheduled), **options)
-    with pytest.raises(ConfigurationError, match="local_schedules: continue .*" + said) as error:
+    with refused("local_schedules: continue .*" + said):
         make_trainer(tmp_path, local_schedules="continue").fit(model, BoringData(), FedAvg())
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "default").exists(), "before training"

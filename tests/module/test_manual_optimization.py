@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from helpers.refusals import refused
 from helpers.user_modules import FEATURES, UserData, WarmupClassifier
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import Callback, LightningModule
@@ -16,7 +17,6 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 from fedbc_lightning import FedAvg, FedBC, FederatedTrainer
 from fedbc_lightning.algorithms import MOON, SCAFFOLD, Ditto, FedAvgPlus, FedNova, FedProx, FedRep, PFedMe, QFedAvg
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import MixWith
 
 from .test_parity import QUIET, federated, fresh, plain
@@ -295,9 +295,8 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "method", "said"), REFUSED, ids=[said[:25] for *_, said in REFUSED])
 def test_what_does_not_go_with_manual_optimization_is_refused(tmp_path, options, method, said):
     settings = {**QUIET, "enable_checkpointing": False, "default_root_dir": tmp_path}
-    with pytest.raises(ConfigurationError, match=said) as error:
+    with refused(said):
         FederatedTrainer(**settings, **options).fit(fresh(Gan), UserData((5, 4)), method())
-    assert "\n" not in str(error.value)
 
 
 def test_a_step_of_an_optimizer_that_was_not_returned_is_refused(tmp_path):
@@ -311,5 +310,5 @@ def test_a_step_of_an_optimizer_that_was_not_returned_is_refused(tmp_path):
                 self.manual_backward(loss)
                 optimizer.step()
 
-    with pytest.raises(ConfigurationError, match="training steps SGD, an optimizer that configure_optimizers does not"):
+    with refused("training steps SGD, an optimizer that configure_optimizers does not"):
         federated(tmp_path, fresh(Keeping), UserData())

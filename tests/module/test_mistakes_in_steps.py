@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Hidden, Linear, make_trainer
+from helpers.marks import each_engine
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -48,7 +49,7 @@ def stepping(change):
     return Changed
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_a_client_with_a_name_is_called_by_it(tmp_path, engine):
     sites = SitesDataModule({"Bern": TensorDataset(torch.randn(20, 10), torch.arange(20) % 3)}, test_fraction=0.2)
     trainer = make_trainer(tmp_path, clients_per_round=1, engine=engine)
@@ -165,7 +166,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_loss_or_logged_value_is_one_line(tmp_path, kind, engine):
     module, says = WRONG[kind]

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from helpers.boring import BoringData, Plain, assert_equal_trees, make_trainer
+from helpers.marks import each_engine
 from lightning.pytorch import Callback
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -60,7 +61,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 3, "mapped": 2})
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@each_engine
 def test_the_module_is_copied_without_its_run(tmp_path, engine):
     snapshots = Snapshots()
     plain, _ = run(tmp_path / "plain", Plain, engine=engine)

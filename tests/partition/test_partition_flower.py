@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.refusals import refused
 from jsonargparse import ArgumentParser
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import Flower, Partitioner
 
 flwr = pytest.importorskip("flwr_datasets.partitioner", reason="the extra `flower` is not installed")
@@ -68,7 +68,6 @@ def test_built_from_a_configuration():
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make, words):
-    with pytest.raises(ConfigurationError) as error:
+    with refused() as error:
         make()
-    assert "\n" not in str(error.value)
     assert all(word in str(error.value) for word in words), str(error.value)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
+from helpers.refusals import refused
 
-from fedbc_lightning import ConfigurationError, FedBC
+from fedbc_lightning import FedBC
 from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.state import checkpoint
 
@@ -62,12 +63,8 @@ def test_last_ckpt_holds_hashes_and_resumes_exactly(tmp_path, whole, half):
 def test_other_frozen_weights_are_refused(tmp_path, half, verb):
     torch.manual_seed(5)
     other = Backbone(), BoringData(), FedBC(dual_lr=0.1)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"last\.ckpt' was trained beside other frozen weights: 'wide\.weight' and 1 more.*seed",
-    ) as told:
+    with refused(r"last\.ckpt' was trained beside other frozen weights: 'wide\.weight' and 1 more.*seed"):
         getattr(make_trainer(tmp_path), verb)(*other, ckpt_path=half)
-    assert "\n" not in str(told.value)
 
 
 def test_a_checkpoint_with_all_tensors_still_resumes_whatever_the_new_module_has(tmp_path, whole, half):
@@ -95,5 +92,5 @@ def test_what_is_written_through_data_is_refused_at_the_next_checkpoint(tmp_path
                 self.wide.weight.data[0, 0] += 1
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(ConfigurationError, match=r"'wide\.weight' has requires_grad=False and was written"):
+    with refused(r"'wide\.weight' has requires_grad=False and was written"):
         fit(tmp_path, model_class=Writes, checkpoint_every_n_rounds=1)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, Linear, make_model, make_trainer, read_csv, without_times
+from helpers.refusals import refused
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.nn import functional
 
 from fedbc_lightning import PartitionedDataModule
 from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedAvg, FedBC, L2SGDPlusPlus
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
 
 LR, MOMENTUM, BATCH = 0.1, 0.5, 16
@@ -181,10 +181,10 @@ def test_a_resumed_run_is_the_whole_one(tmp_path):
         make_model(), BoringData(heldout_clients=0.3), FedBC(dual_lr=0.01), parts.result.checkpoint
     )
     assert tested["loss/heldout_finetuned"] == float(tables(whole)["metrics"][-1]["loss/heldout_finetuned"])
-    with pytest.raises(ConfigurationError, match="sha256 of the indices"):
+    with refused("sha256 of the indices"):
         fit(tmp_path / "parts", BoringData(heldout_clients=[0]), resume=parts.result.checkpoint, max_rounds=4)
     held = BoringData(heldout_clients=0.3)
-    with pytest.raises(ConfigurationError, match=f"client {held.heldout[0]} is held out"):
+    with refused(f"client {held.heldout[0]} is held out"):
         make_trainer(tmp_path, **options).export(
             make_model(), held, FedBC(dual_lr=0.01), parts.result.checkpoint, client=int(held.heldout[0])
         )
@@ -231,15 +231,14 @@ def test_who_is_held_out_depends_on_the_seed_of_the_data_alone(tmp_path):
     ],
 )
 def test_a_bad_value_is_one_clear_error(tmp_path, value, message):
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with refused(message):
         fit(tmp_path, BoringData(heldout_clients=value))
-    assert "\n" not in str(caught.value)
 
 
 def test_settings_that_ask_for_what_is_not_there_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got 2, but no client is held out; set data"):
+    with refused(r"heldout_finetune_steps: got 2, but no client is held out; set data"):
         fit(tmp_path, BoringData(), heldout_finetune_steps=2)
-    with pytest.raises(ConfigurationError, match="monitors 'loss/heldout', which nothing logs; there is: "):
+    with refused("monitors 'loss/heldout', which nothing logs; there is: "):
         fit(tmp_path, BoringData(), callbacks=[EarlyStopping("loss/heldout")])
 
 

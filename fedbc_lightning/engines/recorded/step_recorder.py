@@ -1,4 +1,4 @@
-"""Decides when a step of the user's ``training_step`` may be replayed, and when it must be run as written."""
+"""Decides when a step of the user's module may be replayed, and when it must be run as written."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class Recording:
         replay: Takes the step, on a GPU perhaps as one graph.
         operations: Takes the step operation by operation.
         calls: What the step logs.
+        num_gradients: Number of gradients, which come first among its results.
         draws_random_numbers: Whether the step draws random numbers.
         num_compared: Number of replays that were compared with the step as written.
         credit: Number of steps that may be replayed before one is compared again.
@@ -77,6 +78,7 @@ class Recording:
     replay: Replay
     operations: Replay
     calls: list[LoggedCall]
+    num_gradients: int
     draws_random_numbers: bool
     num_compared: int = 0
     credit: int = 0
@@ -107,20 +109,22 @@ class StepRecorder:
         lacks_promise: Whether the only reason is that nobody has given the promise.
     """
 
-    def __init__(self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto") -> None:
-        self._user, self._module, self._layout = user, user.module, layout
-        self.function = StepFunction(user, layout)
+    def __init__(
+        self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto", name: str = "training_step"
+    ) -> None:
+        self._user, self._module, self._layout, self._name = user, user.module, layout, name
+        self.function = StepFunction(user, layout, name)
         self.record_after: Mapping[str, float] = RECORD_ON_GPU if takes_graphs(user.device) else RECORD_AFTER
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
-        self._step, self._modes = user.module.training_step, user.evaluating
+        self._step, self._modes = getattr(user.module, name), user.evaluating
         self._num_written = 0  # -1 once the line about the promise is due no more
         self._started: float | None = None
         self.is_due, self.num_changes, self._reads_trainer = False, 0, False
-        self._is_asked = record_steps is True
+        self._is_asked = record_steps is True and name == "training_step"
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
@@ -128,11 +132,13 @@ class StepRecorder:
             self.reason = f"it changes the shape of the buffer '{layout.changing[0]}'"
         elif type(user.precision) not in RECORDED or getattr(user.precision, "scaler", None) is not None:
             self.reason = f"precision {user.precision.precision}"
-        elif any(map(user.hooks.listens, CLIENT_HOOKS)):
-            self.reason = "hooks are called between clients"
+        elif name == "training_step":
+            self.reason = "hooks are called between clients" if any(map(user.hooks.listens, CLIENT_HOOKS)) else None
+        else:
+            self.reason = user.evaluation_obstacle(name.removesuffix("_step"))
         # How far two orders of the same sums may lie apart, as a fraction of a tensor's largest element.
         self.tolerance = 0.05 if isinstance(user.precision, MixedPrecision) else 1e-4
-        self.lacks_promise = self.reason is None and record_steps == "auto" and not is_promised(user.module)
+        self.lacks_promise = self.reason is None and not self._is_asked and not is_promised(user.module, name)
         if self.lacks_promise:
             self.reason = "nobody promises that it is a function of weights and batch"
 
@@ -178,7 +184,7 @@ class StepRecorder:
         if not self.num_changes and self._is_asked and self.reason is not None:
             log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self.num_changes += has_hooks or self._reads_trainer or not self.num_changes
-        step, modes = self._module.training_step, self._user.evaluating
+        step, modes = getattr(self._module, self._name), self._user.evaluating
         if step != self._step or modes != self._modes or (self._found and has_torch_hooks(self._module)):
             self._found.clear()
             self._counts.clear()
@@ -190,7 +196,7 @@ class StepRecorder:
         Call this under ``torch.no_grad``.
 
         Args:
-            kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
+            kind: Name of a method of :class:`StepFunction`, such as ``"single"``.
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
@@ -208,7 +214,7 @@ class StepRecorder:
         recording's credit allows, and takes them off. Call this under ``torch.no_grad``.
 
         Args:
-            kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
+            kind: Name of a method of :class:`StepFunction`, such as ``"single"``.
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
@@ -235,6 +241,15 @@ class StepRecorder:
             except Exception as error:  # some kernels refuse the arguments with which they were traced
                 self._stop(f"torch cannot replay it: {first_line(error)}")
         return None
+
+    def take(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
+        """Take a step, replayed or by :attr:`function`; see :meth:`step`."""
+        with torch.no_grad():
+            output = self.step(kind, parameters, batch)
+        if output is None:
+            output = getattr(self.function, kind)(parameters, batch)
+            self.compare(output)
+        return output
 
     def listen(self) -> bool:
         """Return, before a step as written, whether it will be compared; if so, keep what it logs."""
@@ -273,9 +288,10 @@ class StepRecorder:
 
     def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         results = found.replay(*parameters, *batch)
-        first, last = self._layout.num_grouped, len(results) - len(parameters) + len(self._layout.entries)
-        calls, more = found.calls, results[first + 1 : last]
-        return StepOutput(results[:first], results[first], calls and with_tensors(calls, more), results[last:])
+        first, calls = found.num_gradients, found.calls
+        last = first + 1 + len(tensors_of(calls))
+        told = calls and with_tensors(calls, results[first + 1 : last])
+        return StepOutput(results[:first], results[first], told, results[last:])
 
     def _spacing(self, found: Recording) -> int:
         """Return the number of steps of which one is compared."""
@@ -312,8 +328,9 @@ class StepRecorder:
         # A tensor that stands twice in a batch would be a single input of the recording.
         is_double = len({id(tensor) for tensor in batch}) < len(batch)
         # Recording a step whose gradients go elsewhere could write traced tensors there: the one before is looked at.
-        self.is_due = count + 1 == self.record_after[kind]
-        if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
+        after = self.record_after["single" if kind.startswith("single") else "mapped"]
+        self.is_due = count + 1 == after
+        if count < after or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
         try:
             self._found[key] = found = self._record(kind, parameters, batch)
@@ -324,30 +341,33 @@ class StepRecorder:
 
     def _record(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording:
         calls: list[LoggedCall] = []
-        take_step = getattr(self.function, kind)
+        take_step, num_gradients = getattr(self.function, kind), 0
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            nonlocal num_gradients
             output = take_step(tensors[: len(parameters)], type(batch)(tensors[len(parameters) :]), 0)
             # The values belong to the trace; a replay puts its own in their place.
-            calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))
+            calls[:], num_gradients = with_tensors(output.logged, repeat(torch.empty(0))), len(output.gradients)
             return (*output.gradients, output.loss, *tensors_of(output.logged), *output.buffers)
 
         self.check()
-        inputs, is_elsewhere = [*parameters, *batch], parameters[0] is not self._layout.parameters[0]
-        if takes_graph := takes_graphs(self._user.device) and is_elsewhere:
-            inputs = [each.clone(memory_format=torch.contiguous_format) for each in inputs]
+        inputs, own = [*parameters, *batch], self._layout.parameters
+        num_fixed = len(own) if parameters[0] is own[0] else 0
+        # A step of training on the module's own parameters becomes a part of a whole step's graph.
+        if takes_graph := takes_graphs(self._user.device) and not (num_fixed and kind == "single"):
+            inputs[num_fixed:] = [each.clone(memory_format=torch.contiguous_format) for each in inputs[num_fixed:]]
         with preserved_globals(self._user.device):
             replay, draws = record(flat, inputs, forbidden=self._layout.parameters)
             operations: Any = replay
             if takes_graph:
-                replay = graph = GradientGraph(operations, inputs, self._layout.num_grouped)
+                replay = graph = GradientGraph(operations, inputs, num_gradients, num_fixed)
                 operations = graph.operations  # it was recorded for other strides than those of a row's views
                 if graph.obstacle is not None:
                     log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
         self.check()
         # What other code of the user's has read is among them, which costs comparisons and no more
         self._reads_trainer |= bool(self._user.shim.reads)
-        return Recording(replay, operations, calls, draws)
+        return Recording(replay, operations, calls, num_gradients, draws)
 
     def check(self) -> None:
         """Raise if a step is not all that happens in it.
@@ -369,7 +389,7 @@ class StepRecorder:
         """Record no more; ``num_missed`` steps may have been replayed since the step was found to be as recorded."""
         self.reason, self.is_due = reason, False
         self._found.clear()
-        name = f"{type(self._module).__name__}.training_step"
+        name = f"{type(self._module).__name__}.{self._name}"
         if num_missed:
             rank_zero_warn(
                 f"{name} does something else than when it was recorded: up to {num_missed} steps before this one may "
@@ -410,7 +430,7 @@ def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -
     values += zip(written.buffers, replayed.buffers, strict=True)
     verdicts = [_is_near(a, b, tolerance) for a, b in values]
     gradients = list(zip(written.gradients, replayed.gradients, strict=True))
-    floor = torch.stack([_largest(a) for a, _ in gradients]).max() / 10 if tolerance else 0.0
+    floor = torch.stack([_largest(a) for a, _ in gradients]).max() / 10 if tolerance and gradients else 0.0
     verdicts += [_is_near(a, b, tolerance, floor) for a, b in gradients]
     # `read` waits once for the verdicts of a device, not once for each.
     return not any(verdict is False for verdict in verdicts) and all(read(verdicts))

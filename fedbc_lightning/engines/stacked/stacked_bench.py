@@ -8,17 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedbc_lightning.core.errors import NotVectorizableError, first_line
-from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
 from fedbc_lightning.engines.stacked.cohort_batches import like
-from fedbc_lightning.engines.step_function import StepFunction, StepOutput
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import StackedOptimizer
 from fedbc_lightning.module.collector import ColumnCollector, reduction
@@ -210,21 +208,15 @@ class MappedEvaluation:
     def __init__(self, bench: Workbench, stage: str, most_rows: int) -> None:
         self._bench, self._user, self._layout, self._row = bench, bench.user, bench.layout, bench.row
         self._stage = stage
-        self._function = StepFunction(bench.user, bench.layout, f"{stage}_step")
+        bench.evaluation_recorder(stage).promise()
         self.most_models = max(1, most_rows)
         self.reasons: dict[str, str | None] = {}
 
     def obstacle(self) -> str | None:
         """Return what in the module or a callback is called for each client, so that nothing can be mapped, or None."""
-        user, stage = self._user, self._stage
-        hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if user.hooks.listens(name)]
-        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
-        hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
-        if hooks:
-            return f"the hook {', '.join(hooks)} is called for each of them"
         if self._layout.places:
             return "the module has buffers, of which each client may have its own"
-        return "the module holds a torchmetrics Metric" if user.metrics else None
+        return self._user.evaluation_obstacle(self._stage)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -260,10 +252,11 @@ class MappedEvaluation:
         """
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
-        calls = self._function.evaluated(self._layout.views(w), batch, is_one_model=w.ndim == 1)
+        kind = "shared_evaluation" if w.ndim == 1 else "mapped_evaluation"
+        output = self._bench.evaluation_recorder(self._stage).take(kind, self._layout.views(w), batch)
         collector = ColumnCollector(len(batch[0]))
         collector.start_batch(batch, batch[0].size(1))
-        for call in calls:
+        for call in output.logged:
             collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
         return collector.results()
 
