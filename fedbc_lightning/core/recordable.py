@@ -18,10 +18,10 @@ def recordable(function: Function) -> Function:
     """Promise that a module's step is a function of weights and batch, as a decorator.
 
     Its loss and what it logs then depend on the parameters, the batch and settings that stay the same within a round,
-    and it changes nothing. The step is recorded and replayed, see ``record_steps`` of
+    and it changes nothing. A ``training_step`` is recorded and replayed, see ``record_steps`` of
     :class:`~fedbc_lightning.FederatedTrainer`. With a ``validation_step`` or ``test_step`` so marked, models of clients
-    that have not trained since are also not evaluated again, unless a hook of yours could have changed such a setting;
-    one in 64 is evaluated all the same, and compared.
+    that have not trained since are not evaluated again, unless a hook of yours could have changed such a setting; one
+    in 64 is evaluated all the same, and compared.
 
     A subclass that overrides ``__init__`` (its layers may keep state), ``training_step`` or another method of the
     class, apart from Lightning's hooks, gives the promise anew: ``training_step = recordable(Base.training_step)``.

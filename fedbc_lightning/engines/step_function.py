@@ -182,31 +182,23 @@ class StepFunction:
         gradients, (losses, values, buffers) = step(*parts, batch)
         return StepOutput(gradients, losses, with_tensors(calls, values), buffers)
 
-    def single_evaluation(
-        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
-    ) -> StepOutput:
-        """Take a validation or test step of one model, without gradients; 0 stands for the loss, which it has not.
+    def mapped_evaluation(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *_: int) -> StepOutput:
+        """Take a validation or test step of K models at once, without gradients, each on its own batch.
 
         Args:
-            parameters: The parameters and buffers, shaped as in the module.
-            batch: The batch.
-            batch_idx: Number of the batch.
+            parameters: The parameters of the clients; every tensor has K in front.
+            batch: The batches of the clients.
+
+        Returns:
+            What was logged; 0 stands for the loss, which there is not.
 
         Raises:
             NotRecordableError: The step logs something else than numbers.
         """
-        return StepOutput((), parameters[0].new_zeros(()), self._logged(parameters, batch, batch_idx)[1])
-
-    def mapped_evaluation(
-        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
-    ) -> StepOutput:
-        """Take this step of K models at once, each on its own batch; all tensors have K in front."""
         return self._evaluated(0, parameters, batch)
 
-    def shared_evaluation(
-        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0
-    ) -> StepOutput:
-        """Take this step of one model on K batches, which have K in front."""
+    def shared_evaluation(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *_: int) -> StepOutput:
+        """Take such a step of one model on the batches of K clients; see :meth:`mapped_evaluation`."""
         return self._evaluated(None, parameters, batch)
 
     def _evaluated(self, dim: int | None, parameters: Sequence[Tensor], batch: Sequence[Tensor]) -> StepOutput:

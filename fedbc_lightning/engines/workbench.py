@@ -124,7 +124,6 @@ class Workbench:
         self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.graphs = StepGraphs(Rows(self.row, self.grad, self.layout, self.optimizer))
-        self._evaluations: dict[str, StepRecorder] = {}
         self.work = Work()
         self._shared_row = self.row[: self.layout.num_parameters]
         self.said: set[str] = set()
@@ -291,12 +290,6 @@ class Workbench:
             for part in parts:
                 sizes[part] = rate
         return sizes[None]
-
-    def evaluation_recorder(self, stage: str) -> StepRecorder:
-        """Return what replays the evaluation steps of a stage, ``"validation"`` or ``"test"``."""
-        if stage not in self._evaluations:
-            self._evaluations[stage] = StepRecorder(self.user, self.layout, self.local.record_steps, f"{stage}_step")
-        return self._evaluations[stage]
 
     # a client's data
 

@@ -43,6 +43,7 @@ class ClientsTogether:
             The values of each task by name; tasks without data are left out.
         """
         evaluator, reasons, split = self._evaluator, self._mapped.reasons, self._what.split
+        self._mapped.recorder.start_round(evaluator.engine.bench.has_hooks)
         if split not in reasons:
             return self._settle(tasks)
         if reasons[split] is not None:

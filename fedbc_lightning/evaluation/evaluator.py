@@ -103,9 +103,7 @@ class Evaluator(SingleModels):
             round: As there.
             clients: Clients whose tasks are done, -1 for the pooled data; None: all.
         """
-        wanted, bench = self.measurements(splits, models, round), self.engine.bench
-        for stage in {what.stage for what in wanted}:
-            bench.evaluation_recorder(stage).start_round(bench.has_hooks)
+        wanted = self.measurements(splits, models, round)
         found = {what.split: self._measure(what, clients) for what in wanted}
         if self.finetune_steps and wanted:
             for split, values in self._measure_fine_tuned(wanted, clients).items():

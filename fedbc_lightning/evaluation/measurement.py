@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +18,6 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
-from fedbc_lightning.engines.step_function import StepOutput, log_replayed, tensors_of
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.layout import is_same
@@ -191,27 +188,13 @@ class SingleModels:
                 # Compared for the first model alone; from then on, every client finds the buffers of z.
                 tensors = [] if results or self._writes_buffers else [place.tensor for place in layout.places]
                 before = [tensor if tensor is None else tensor.clone() for tensor in tensors]
-                recorder = self.engine.bench.evaluation_recorder(what.stage)
-                take = None if self._writes_buffers or recorder.reason is not None else partial(self._take, recorder)
-                results[which, client] = user.evaluate(loader, what.stage, take)
+                results[which, client] = user.evaluate(loader, what.stage)
                 if before:
                     self._find_written(before)
                 loaded = None if self._writes_buffers else which
         # Only now are the values read from the device, all at once, so that it need not wait between clients.
         numbers = iter(read(value for values in results.values() for value in values.values()))
         return {task: {name: next(numbers) for name in values} for task, values in results.items()}
-
-    def _take(self, recorder: StepRecorder, batch: Any, size: int, written: Callable[[], Any]) -> Any:
-        """Take an evaluation step, replayed if its shape came often; see :data:`TakesStep`."""
-        user, layout = self.engine.bench.user, self.engine.layout
-        replayed = recorder.step("single_evaluation", [*layout.parameters, *layout.buffers()], batch)
-        if replayed is None:
-            recorder.listen()
-            output = written()
-            recorder.compare(StepOutput((), layout.parameters[0].new_zeros(()), []))
-            return output
-        log_replayed(user.collector, replayed.logged, [tensors_of(replayed.logged)], size)
-        return None
 
     def _find_written(self, before: Sequence[Tensor | None]) -> None:
         """Note whether an evaluation has written into buffers, and say once that this is put back."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -44,8 +43,6 @@ STEPS = ("training_step", "validation_step", "test_step")
 State = list[list[float] | None]
 # Part of a module (or ``hparams``) and name of an attribute -> its value
 Attributes = dict[tuple[str, str], Any]
-# Takes an evaluation step in its own way, given the batch, its number of samples, and the step as the module writes it
-TakesStep = Callable[[Any, int, Callable[[], Any]], Any]
 
 # Modules -> all values before their first run, and what hooks of rounds left where they changed one
 _changed: WeakKeyDictionary[LightningModule, tuple[Attributes, Attributes]] = WeakKeyDictionary()
@@ -384,13 +381,12 @@ class UserModule:
             )
         return loss if isinstance(loss, Tensor) else None, output
 
-    def evaluate(self, loader: Any, stage: str, take: TakesStep | None = None) -> dict[str, Any]:
+    def evaluate(self, loader: Any, stage: str) -> dict[str, Any]:
         """Run ``validation_step`` or ``test_step`` over a loader, and return what it logged by names without prefixes.
 
         Args:
             loader: The loader of the batches.
             stage: ``"validation"`` or ``"test"``: the step that runs, and its hooks.
-            take: Takes each step, if it is not None.
 
         Returns:
             Numbers, or tensors that may not be computed yet, so that nobody waits for a device after each loader.
@@ -409,11 +405,10 @@ class UserModule:
                     collector.start_loader(number)
                 told = () if number is None else (number,)
                 expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
-                collector.start_batch(batch, size := batch_size_of(batch, expected))
+                collector.start_batch(batch, batch_size_of(batch, expected))
                 self.hooks.call(f"on_{stage}_batch_start", batch, batch_idx, *told)
-                given = *((batch, batch_idx) if takes_index else (batch,)), *told
-                written = partial(self._under_autocast, step, given)
-                output = written() if take is None or told else take(batch, size, written)
+                with self.autocast():
+                    output = step(*((batch, batch_idx) if takes_index else (batch,)), *told)
                 self.hooks.call(f"on_{stage}_batch_end", output, batch, batch_idx, *told)
                 batch_idx += 1
             collector.start_loader(None)
@@ -425,19 +420,6 @@ class UserModule:
         result = by_plain_name(collector.means())
         self.best_metrics.stage()
         return result
-
-    def evaluation_obstacle(self, stage: str) -> str | None:
-        """Return what happens beside the step in an evaluation of a client, so that no other way is open, or None."""
-        hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if self.hooks.listens(name)]
-        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
-        hooks += [name for name in of_module if overrides(self.module, name, LightningModule)]
-        if hooks:
-            return f"the hook {', '.join(hooks)} is called for each of them"
-        return "the module holds a torchmetrics Metric" if self.metrics else None
-
-    def _under_autocast(self, step: Callable[..., Any], given: tuple) -> Any:
-        with self.autocast():
-            return step(*given)
 
 
 def check_module(module: Any) -> None:

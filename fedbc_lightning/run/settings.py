@@ -75,7 +75,7 @@ class RunSettings:
             faster. ``"auto"``: if ``training_step`` has the decorator :func:`fedbc_lightning.recordable`, as in all
             models of this package, by which you promise that it is a function of weights and batch. True: always,
             which is the same promise. False: never. Some steps are compared with the step as written in any case.
-            Evaluation steps are recorded if they have the decorator, but for False.
+            Evaluations of several clients at once are recorded but for False.
         check_isolation: Whether two clients are trained in both orders before round 1, after each of which what clients
             share (attributes of module, callbacks and data) is put back, and compared bit for bit: no client's result
             may depend on who trained before it. A difference is an error that names what differed and what had changed.

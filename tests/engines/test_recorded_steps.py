@@ -212,6 +212,31 @@ class Hooked(Smooth):
         self.net[0].register_forward_hook(lambda module, args, output: output * 2)
 
 
+class Remembering(Smooth):
+    """Keeps something of its last batch, which a trace would replace by a tensor without values."""
+
+    kept = torch.ones(())
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) * self.kept.sign()
+        self.kept = batch[0].detach().square().mean()
+        return loss
+
+
+class MeasuringInADict(Smooth):
+    """Its Metric is reset in each step, and no part of the module for torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = {"accuracy": MulticlassAccuracy(3)}
+
+    def training_step(self, batch, batch_idx):
+        self.held["accuracy"].update(self(batch[0]), batch[1])
+        self.log("train_measured", self.held["accuracy"].compute())
+        self.held["accuracy"].reset()
+        return super().training_step(batch, batch_idx)
+
+
 class Skipping(Smooth):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -231,6 +256,8 @@ class Skipping(Smooth):
         (Skipping, "no loss"),
         (Listed, "outside of its own modules"),
         (Writing, "writes into"),
+        (Remembering, "changes what the module holds"),
+        (MeasuringInADict, "depends on values|looks at values|changes what the module holds"),
     ],
 )
 def test_what_torch_cannot_record_runs_as_written(tmp_path, monkeypatch, recordings, caplog, model, reason):

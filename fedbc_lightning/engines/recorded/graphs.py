@@ -122,15 +122,13 @@ class GradientGraph:
         replay: The recorded step.
         inputs: Inputs for which it was recorded; this object keeps their memory.
         num_gradients: Number of the results at the front that hold only until the next call.
-        num_fixed: Number of the inputs at the front that always lie where these do.
 
     Attributes:
         obstacle: The reason why there is no graph, and the step is replayed operation by operation; else None.
     """
 
-    def __init__(self, replay: Replay, inputs: list[Tensor], num_gradients: int, num_fixed: int = 0) -> None:
+    def __init__(self, replay: Replay, inputs: list[Tensor], num_gradients: int) -> None:
         self._replay, self._inputs, self._num_gradients = replay, inputs, num_gradients
-        self._moving = slice(num_fixed, None)
         self._results: Sequence[Tensor] = ()
         self.obstacle: str | None = None
         self._launch: Callable[[], Any] = self._work
@@ -149,11 +147,11 @@ class GradientGraph:
 
     def operations(self, *inputs: Tensor) -> Sequence[Tensor]:
         """Take the step operation by operation; see :data:`Replay`."""
-        foreach_copy(self._inputs[self._moving], inputs[self._moving])
+        foreach_copy(self._inputs, inputs)
         return self._replay(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Take the step; see :data:`Replay`."""
-        foreach_copy(self._inputs[self._moving], inputs[self._moving])
+        foreach_copy(self._inputs, inputs)
         self._launch()
         return *self._results[: self._num_gradients], *(each.clone() for each in self._results[self._num_gradients :])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -55,6 +55,8 @@ NUM_OFTEN = 10
 # Seconds of a step below which a line says what a promise would save, by kind of device. Steps as written take 1.67
 # times the CPU seconds of recorded ones on W1, 1.24 on W2 and W4 (benchmarks/engines.py, two runs).
 SHORT_STEP = {"cpu": 1e-3, "cuda": 1e-2}
+# Attributes of a torch module that hold what steps are given, and are put back with it
+NAMES_OF_TORCH = ("_parameters", "_buffers", "_modules")
 # Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes.
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 
@@ -89,15 +91,16 @@ class Recording:
 class StepRecorder:
     """Records steps whose shapes come often, and replays their operations.
 
-    A recording holds what ``training_step`` did once, so the user must promise that the step is a function of weights
-    and batch: by the decorator :func:`fedbc_lightning.recordable`, or by ``record_steps: true``. Nevertheless some
-    steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each shape, the
-    first one of a round where something may have changed since the one before, and one in 64, later one in 1,024.
+    A recording holds what the step did once, so the user must promise that it is a function of weights and batch: by
+    the decorator :func:`fedbc_lightning.recordable`, or by ``record_steps: true``. Nevertheless some steps are run as
+    written and compared with the replay, bit for bit on a CPU: the first ones of each shape, the first one of a round
+    where something may have changed since the one before, and one in 64, later one in 1,024.
 
     Args:
         user: The user's module.
         layout: The layout of its parameters.
         record_steps: Which steps are recorded, as in ``trainer.record_steps``.
+        name: Name of the step, such as ``test_step``.
 
     Attributes:
         function: The step as a function of parameters and batch.
@@ -132,10 +135,10 @@ class StepRecorder:
             self.reason = f"it changes the shape of the buffer '{layout.changing[0]}'"
         elif type(user.precision) not in RECORDED or getattr(user.precision, "scaler", None) is not None:
             self.reason = f"precision {user.precision.precision}"
-        elif name == "training_step":
-            self.reason = "hooks are called between clients" if any(map(user.hooks.listens, CLIENT_HOOKS)) else None
-        else:
-            self.reason = user.evaluation_obstacle(name.removesuffix("_step"))
+        elif any(map(user.hooks.listens, CLIENT_HOOKS)):
+            self.reason = "hooks are called between clients"
+        elif name != "training_step" and user.hooks.is_there_any:  # each form comes a few times between two of them
+            self.reason = "hooks may change what it reads"
         # How far two orders of the same sums may lie apart, as a fraction of a tensor's largest element.
         self.tolerance = 0.05 if isinstance(user.precision, MixedPrecision) else 1e-4
         self.lacks_promise = self.reason is None and not self._is_asked and not is_promised(user.module, name)
@@ -328,7 +331,7 @@ class StepRecorder:
         # A tensor that stands twice in a batch would be a single input of the recording.
         is_double = len({id(tensor) for tensor in batch}) < len(batch)
         # Recording a step whose gradients go elsewhere could write traced tensors there: the one before is looked at.
-        after = self.record_after["single" if kind.startswith("single") else "mapped"]
+        after = self.record_after.get(kind, self.record_after["mapped"])
         self.is_due = count + 1 == after
         if count < after or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
@@ -351,16 +354,16 @@ class StepRecorder:
             return (*output.gradients, output.loss, *tensors_of(output.logged), *output.buffers)
 
         self.check()
-        inputs, own = [*parameters, *batch], self._layout.parameters
-        num_fixed = len(own) if parameters[0] is own[0] else 0
-        # A step of training on the module's own parameters becomes a part of a whole step's graph.
-        if takes_graph := takes_graphs(self._user.device) and not (num_fixed and kind == "single"):
-            inputs[num_fixed:] = [each.clone(memory_format=torch.contiguous_format) for each in inputs[num_fixed:]]
-        with preserved_globals(self._user.device):
+        inputs, is_elsewhere = [*parameters, *batch], parameters[0] is not self._layout.parameters[0]
+        # The graph of an evaluation would keep the models of all its clients on the device.
+        is_training = kind in self.record_after
+        if takes_graph := takes_graphs(self._user.device) and is_elsewhere and is_training:
+            inputs = [each.clone(memory_format=torch.contiguous_format) for each in inputs]
+        with preserved_globals(self._user.device), unchanged(self._module):
             replay, draws = record(flat, inputs, forbidden=self._layout.parameters)
             operations: Any = replay
             if takes_graph:
-                replay = graph = GradientGraph(operations, inputs, num_gradients, num_fixed)
+                replay = graph = GradientGraph(operations, inputs, num_gradients)
                 operations = graph.operations  # it was recorded for other strides than those of a row's views
                 if graph.obstacle is not None:
                     log.info(f"Recorded steps are not replayed as CUDA graphs: {graph.obstacle}.")
@@ -453,6 +456,37 @@ def _is_near(a: Any, b: Any, tolerance: float, floor: Tensor | float = 0.0) -> b
     a, b = (value.to(wide_dtype(a.device)) for value in (a, b))
     scale = tolerance * _largest(a).clamp(min=floor)
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= scale)).all()
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Put back what a trace leaves in a module and in plain containers and modules that it holds as attributes.
+
+    Traced tensors have no values, so that the next step which reads one would fail.
+
+    Raises:
+        NotRecordableError: Something was changed, such as a mask that is kept for the last length.
+    """
+    holders: list[Any] = [vars(child) for child in module.modules() if not isinstance(child, nn.RNNBase)]
+    held = [value for holder in holders for name, value in holder.items() if name not in NAMES_OF_TORCH]
+    inner = [value for value in held if type(value) in (dict, list, set)]
+    items = [item for each in inner for item in (each.values() if type(each) is dict else each)]
+    holders += [*inner, *(vars(child) for item in items if isinstance(item, nn.Module) for child in item.modules())]
+    before = [(holder, holder.copy()) for holder in holders]
+    try:
+        yield
+    finally:
+        changed = [pair for pair in before if not _holds_the_same(*pair)]
+        for holder, copy in changed:
+            holder.clear()
+            holder.extend(copy) if isinstance(holder, list) else holder.update(copy)
+    if changed:
+        raise NotRecordableError("it changes what the module holds beside parameters and buffers")
+
+
+def _holds_the_same(holder: Any, copy: Any) -> bool:
+    columns = [(*each.keys(), *each.values()) if isinstance(each, dict) else tuple(each) for each in (holder, copy)]
+    return list(map(id, columns[0])) == list(map(id, columns[1]))
 
 
 def has_torch_hooks(module: nn.Module) -> bool:

@@ -8,13 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedbc_lightning.core.errors import NotVectorizableError, first_line
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.recorded.step_recorder import is_same
+from fedbc_lightning.engines.recorded.step_recorder import StepRecorder, is_same
 from fedbc_lightning.engines.stacked.cohort_batches import like
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.workbench import Workbench
@@ -203,20 +205,28 @@ class MappedEvaluation:
         most_models: Largest number of models that are evaluated together, if each client has its own.
         reasons: Map from a split to the reason why its clients are evaluated one after another, the same on all ranks,
             or to None if they are evaluated together. A split that is not in the map was not evaluated yet.
+        recorder: Replays steps that came often.
     """
 
     def __init__(self, bench: Workbench, stage: str, most_rows: int) -> None:
         self._bench, self._user, self._layout, self._row = bench, bench.user, bench.layout, bench.row
         self._stage = stage
-        bench.evaluation_recorder(stage).promise()
+        self.recorder = StepRecorder(bench.user, bench.layout, bench.local.record_steps, f"{stage}_step")
+        self.recorder.promise()
         self.most_models = max(1, most_rows)
         self.reasons: dict[str, str | None] = {}
 
     def obstacle(self) -> str | None:
         """Return what in the module or a callback is called for each client, so that nothing can be mapped, or None."""
+        user, stage = self._user, self._stage
+        hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if user.hooks.listens(name)]
+        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
+        hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
+        if hooks:
+            return f"the hook {', '.join(hooks)} is called for each of them"
         if self._layout.places:
             return "the module has buffers, of which each client may have its own"
-        return self._user.evaluation_obstacle(self._stage)
+        return "the module holds a torchmetrics Metric" if user.metrics else None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -253,7 +263,7 @@ class MappedEvaluation:
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
         kind = "shared_evaluation" if w.ndim == 1 else "mapped_evaluation"
-        output = self._bench.evaluation_recorder(self._stage).take(kind, self._layout.views(w), batch)
+        output = self.recorder.take(kind, self._layout.views(w), batch)
         collector = ColumnCollector(len(batch[0]))
         collector.start_batch(batch, batch[0].size(1))
         for call in output.logged:
