@@ -259,14 +259,11 @@ class StepFunction:
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Tensor, list[LoggedCall], list[Tensor]]:
         """Return the loss of a step, what it logged, and the buffers that it leaves."""
-        num_entries = len(self.layout.entries)
-        # A step writes into its buffers in place: what it was given must stay.
-        given = [*parameters[:num_entries], *(buffer.clone() for buffer in parameters[num_entries:])]
-        (output, buffers), calls = self._logged(given, batch, batch_idx)
+        (output, buffers), calls = self._logged(parameters, batch, batch_idx)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise NotRecordableError("training_step returns no loss")
-        forms = [[(b.shape, b.dtype) for b in of] for of in (parameters[num_entries:], buffers)]
+        forms = [[(b.shape, b.dtype) for b in of] for of in (parameters[len(self.layout.entries) :], buffers)]
         if forms[0] != forms[1]:
             raise NotRecordableError("it changes the shape or dtype of a buffer")
         return loss.reshape(()), calls, [buffer.detach() for buffer in buffers]
@@ -275,11 +272,13 @@ class StepFunction:
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Any, list[LoggedCall]]:
         """Return what a step returns with the buffers that it leaves, and what it logs."""
-        calls = LoggedCalls()
+        calls, num_entries = LoggedCalls(), len(self.layout.entries)
         children = list(self.user.module.modules())
         before = [(dict(parameters_of(child)), dict(buffers_of(child))) for child in children]
         names = [*(entry.name for entry in self.layout.entries), *self.layout.buffer_names]
-        named = {f"module.{name}": tensor for name, tensor in zip(names, parameters, strict=False)}
+        # A step writes into its buffers in place: what it was given must stay.
+        given = [*parameters[:num_entries], *(buffer.clone() for buffer in parameters[num_entries:])]
+        named = {f"module.{name}": tensor for name, tensor in zip(names, given, strict=False)}
         try:
             with collecting(self.user, calls), self.user.autocast():
                 output = functional_call(self._step, named, (batch, batch_idx))

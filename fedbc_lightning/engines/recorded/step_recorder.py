@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.local_training import RecordSteps
-from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
+from fedbc_lightning.core.private_torch import CALL_HOOKS, PARTS, is_hooked
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.graphs import GradientGraph, takes_graphs
@@ -55,8 +55,6 @@ NUM_OFTEN = 10
 # Seconds of a step below which a line says what a promise would save, by kind of device. Steps as written take 1.67
 # times the CPU seconds of recorded ones on W1, 1.24 on W2 and W4 (benchmarks/engines.py, two runs).
 SHORT_STEP = {"cpu": 1e-3, "cuda": 1e-2}
-# Attributes of a torch module that hold what steps are given, and are put back with it
-NAMES_OF_TORCH = ("_parameters", "_buffers", "_modules")
 # Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes.
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 
@@ -468,7 +466,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         NotRecordableError: Something was changed, such as a mask that is kept for the last length.
     """
     holders: list[Any] = [vars(child) for child in module.modules() if not isinstance(child, nn.RNNBase)]
-    held = [value for holder in holders for name, value in holder.items() if name not in NAMES_OF_TORCH]
+    held = [value for holder in holders for name, value in holder.items() if name not in PARTS]
     inner = [value for value in held if type(value) in (dict, list, set)]
     items = [item for each in inner for item in (each.values() if type(each) is dict else each)]
     holders += [*inner, *(vars(child) for item in items if isinstance(item, nn.Module) for child in item.modules())]
