@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 
-from fedbc_lightning.core.private_torch import writes_into
+from fedbc_lightning.core.private_torch import FLAT_WEIGHTS, writes_into
 
 # Largest number of values that are compared in a round; further ones are ignored
 MAX_VALUES = 20_000
@@ -25,6 +26,16 @@ GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.G
 PLAIN = (int, float, complex, str, bytes, type(None))
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
+# Attributes that torch and Lightning give to every module, which are no values of the user's
+OWN = frozenset({*vars(LightningModule()), *vars(LightningDataModule()), "log", "clip_gradients"})
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Return an owner's attributes that hold values of the user's; of a class, those that are no code."""
+    if isinstance(owner, type):
+        found = vars(owner).items()
+        return {k: v for k, v in found if not (k.startswith("__") or callable(v) or hasattr(v, "__get__"))}
+    return {key: value for key, value in vars(owner).items() if key not in OWN and not key.startswith(FLAT_WEIGHTS)}
 
 
 class Budget:

@@ -46,12 +46,6 @@ Read in torch 2.8 and 2.15. Without them a hook could not be noticed, which a re
 record.
 """
 
-PARTS = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module that hold what torch knows of it.
-
-Read in torch 2.8 and 2.15. Without them, look at what is in them as at attributes of the user's.
-"""
-
 FLAT_WEIGHTS = "_flat_weight"
 """Beginning of the attributes in which recurrent layers keep lists of their weights.
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
-from fedbc_lightning.core.described import GENERATORS, LIBRARIES, Budget
+from fedbc_lightning.core.described import GENERATORS, LIBRARIES, Budget, attributes_of
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.core.private_torch import FLAT_WEIGHTS
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.storable import plain_values
 from fedbc_lightning.core.text import shorten
@@ -25,8 +23,6 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.kept_optimizers import kept_by
 from fedbc_lightning.state.layout import is_same
 
-# Attributes that torch and Lightning give to every module, which are neither compared nor copied
-OWN = frozenset({*vars(LightningModule()), *vars(LightningDataModule()), "log", "clip_gradients"})
 # Bytes from which on a tensor or an array is not copied, and items up to which those of a container are
 LARGE, MANY = 2**20, 1000
 
@@ -148,14 +144,6 @@ class SharedAttributes:
                     setattr(owner, key, value)
 
         return put_back
-
-
-def attributes_of(owner: Any) -> dict[str, Any]:
-    """Return an owner's attributes that hold values of the user's; of a class, those that are no code."""
-    if isinstance(owner, type):
-        found = vars(owner).items()
-        return {k: v for k, v in found if not (k.startswith("__") or callable(v) or hasattr(v, "__get__"))}
-    return {key: value for key, value in vars(owner).items() if key not in OWN and not key.startswith(FLAT_WEIGHTS)}
 
 
 def _noted(value: Any) -> Any:

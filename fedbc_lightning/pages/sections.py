@@ -221,7 +221,7 @@ def cost_blocks(records: Records) -> Iterator[Block]:
     if costs.empty:
         return
     rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
-                   "local steps"]]  # fmt: skip
+             "local steps"]]  # fmt: skip
     for (variant, algorithm), runs in costs.groupby(["variant", "algorithm"], sort=False):
         mean = runs.mean(numeric_only=True)
         rows.append([algorithm, variant, str(len(runs)), f"{mean.rounds:,.0f}", f"{mean.seconds:,.1f}",

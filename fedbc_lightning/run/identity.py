@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import files
-from fedbc_lightning.core.described import GENERATORS, content_hash
+from fedbc_lightning.core.described import GENERATORS, attributes_of, content_hash
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import listed
 from fedbc_lightning.core.origin import ADDRESS, PACKAGE, source_hash
@@ -30,7 +30,6 @@ from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import num_items
 from fedbc_lightning.data.own_batches import OwnBatches
 from fedbc_lightning.data.sites import DataElsewhere
-from fedbc_lightning.federation.isolation import attributes_of
 from fedbc_lightning.run.hyper_parameters import flat, kept_hparams
 from fedbc_lightning.run.settings import RunSettings
 

@@ -49,10 +49,6 @@ def test_every_batch_norm_is_one():
         assert isinstance(layer, private_torch.BatchNorm), gone("_BatchNorm")
 
 
-def test_a_module_has_its_parts_under_these_names():
-    assert all(type(vars(nn.Linear(1, 1)).get(name)) is dict for name in private_torch.PARTS), gone("_parameters")
-
-
 def test_hooks_are_found_where_they_are_registered():
     def nothing(*args, **kwargs):
         return None

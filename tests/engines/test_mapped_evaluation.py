@@ -206,14 +206,14 @@ class Remembering(Model):
     ("model", "is_replayed"), [(LogsMore, {True}), (Hooked, {False}), (Remembering, {True, False})]
 )
 def test_replayed_evaluations_have_the_bits_of_steps_as_written(tmp_path, monkeypatch, model, is_replayed):
-    counts, step = Counter(), StepRecorder.step
+    counts, ready = Counter(), StepRecorder.ready
 
     def counted(recorder, kind, *given):
-        output = step(recorder, kind, *given)
-        counts["replayed" if output is not None else "written"] += kind.endswith("evaluation")
-        return output
+        found = ready(recorder, kind, *given)
+        counts["replayed" if found is not None else "written"] += kind.endswith("evaluation")
+        return found
 
-    monkeypatch.setattr(StepRecorder, "step", counted)
+    monkeypatch.setattr(StepRecorder, "ready", counted)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     replayed = evaluate(tmp_path, model=model, max_rounds=5)[0]
     assert (counts["replayed"] > 0) in is_replayed

@@ -15,10 +15,11 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, M
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from fedbc_lightning.core.described import attributes_of
 from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.local_training import RecordSteps
-from fedbc_lightning.core.private_torch import CALL_HOOKS, PARTS, is_hooked
+from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
 from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.graphs import GradientGraph, takes_graphs
@@ -191,23 +192,6 @@ class StepRecorder:
             self._counts.clear()
         self._step, self._modes = step, modes
 
-    def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.
-
-        Call this under ``torch.no_grad``.
-
-        Args:
-            kind: Name of a method of :class:`StepFunction`, such as ``"single"``.
-            parameters: The parameters of one client, or of K clients.
-            batch: The batch of one client, or those of K clients.
-        """
-        found = self.ready(kind, parameters, batch)
-        if found is None:
-            return None
-        found.credit -= 1
-        replayed, self._replayed = self._replayed, None
-        return self._replay(found, parameters, batch) if replayed is None else replayed
-
     def ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """Return the recording of a step, or None if the caller must run it as written and give it to :meth:`compare`.
 
@@ -244,12 +228,15 @@ class StepRecorder:
         return None
 
     def take(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
-        """Take a step, replayed or by :attr:`function`; see :meth:`step`."""
+        """Take a step, replayed or by :attr:`function`; see :meth:`ready` for the arguments."""
         with torch.no_grad():
-            output = self.step(kind, parameters, batch)
-        if output is None:
-            output = getattr(self.function, kind)(parameters, batch)
-            self.compare(output)
+            found = self.ready(kind, parameters, batch)
+            if found is not None:
+                found.credit -= 1
+                replayed, self._replayed = self._replayed, None
+                return self._replay(found, parameters, batch) if replayed is None else replayed
+        output = getattr(self.function, kind)(parameters, batch)
+        self.compare(output)
         return output
 
     def listen(self) -> bool:
@@ -329,7 +316,7 @@ class StepRecorder:
         # A tensor that stands twice in a batch would be a single input of the recording.
         is_double = len({id(tensor) for tensor in batch}) < len(batch)
         # Recording a step whose gradients go elsewhere could write traced tensors there: the one before is looked at.
-        after = self.record_after.get(kind, self.record_after["mapped"])
+        after = self.record_after["single" if kind == "single" else "mapped"]
         self.is_due = count + 1 == after
         if count < after or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
@@ -354,8 +341,7 @@ class StepRecorder:
         self.check()
         inputs, is_elsewhere = [*parameters, *batch], parameters[0] is not self._layout.parameters[0]
         # The graph of an evaluation would keep the models of all its clients on the device.
-        is_training = kind in self.record_after
-        if takes_graph := takes_graphs(self._user.device) and is_elsewhere and is_training:
+        if takes_graph := takes_graphs(self._user.device) and is_elsewhere and self._name == "training_step":
             inputs = [each.clone(memory_format=torch.contiguous_format) for each in inputs]
         with preserved_globals(self._user.device), unchanged(self._module):
             replay, draws = record(flat, inputs, forbidden=self._layout.parameters)
@@ -465,26 +451,32 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     Raises:
         NotRecordableError: Something was changed, such as a mask that is kept for the last length.
     """
-    holders: list[Any] = [vars(child) for child in module.modules() if not isinstance(child, nn.RNNBase)]
-    held = [value for holder in holders for name, value in holder.items() if name not in PARTS]
-    inner = [value for value in held if type(value) in (dict, list, set)]
+    owners = [*module.modules()]
+    values = [value for owner in owners for value in attributes_of(owner).values()]
+    inner: list[Any] = [value for value in values if type(value) in (dict, list, set)]
     items = [item for each in inner for item in (each.values() if type(each) is dict else each)]
-    holders += [*inner, *(vars(child) for item in items if isinstance(item, nn.Module) for child in item.modules())]
-    before = [(holder, holder.copy()) for holder in holders]
+    owners += [child for item in items if isinstance(item, nn.Module) for child in item.modules()]
+    before = [*((owner, attributes_of(owner)) for owner in owners), *((each, each.copy()) for each in inner)]
     try:
         yield
     finally:
         changed = [pair for pair in before if not _holds_the_same(*pair)]
-        for holder, copy in changed:
-            holder.clear()
-            holder.extend(copy) if isinstance(holder, list) else holder.update(copy)
+        for holder, held in changed:
+            if isinstance(holder, nn.Module):
+                for name in attributes_of(holder).keys() - held.keys():
+                    del vars(holder)[name]
+                vars(holder).update(held)
+            else:
+                holder.clear()
+                holder.extend(held) if isinstance(holder, list) else holder.update(held)
     if changed:
         raise NotRecordableError("it changes what the module holds beside parameters and buffers")
 
 
-def _holds_the_same(holder: Any, copy: Any) -> bool:
-    columns = [(*each.keys(), *each.values()) if isinstance(each, dict) else tuple(each) for each in (holder, copy)]
-    return list(map(id, columns[0])) == list(map(id, columns[1]))
+def _holds_the_same(holder: Any, held: Any) -> bool:
+    now = attributes_of(holder) if isinstance(holder, nn.Module) else holder
+    ids = [[*map(id, (*each, *each.values()) if isinstance(each, dict) else each)] for each in (now, held)]
+    return ids[0] == ids[1]
 
 
 def has_torch_hooks(module: nn.Module) -> bool:
